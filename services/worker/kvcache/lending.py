@@ -1,0 +1,191 @@
+"""What this instance lends to other owners: reservations, leases, pins. Pure (time is an argument).
+
+A grant is what one `try_move_kvcache` reserved: some blocks, for one request of one owner, under the
+owner's move id. It lives until its owner releases it or its lease ends; the lease is renewed by every
+received block, every attention call and the owner's own renewals. Blocks that a thread is reading or
+writing at that moment are pinned: they return to the pool only when the last pin is gone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.worker.kvcache.block_pool import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One process start of an owning instance."""
+
+    inst_id: InstId
+    incarnation: Incarnation
+
+
+class GrantState(Enum):
+    RESERVED = auto()
+    """Blocks are being filled."""
+    HELD = auto()
+    """Every block arrived and was verified; attention may read them."""
+    ENDED = auto()
+    """Released or expired; pinned blocks still wait for their last reader."""
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    owner: Owner
+    req_id: ReqId
+    move_id: MoveId
+    block_ids: list[int]
+    expires_s: float
+    state: GrantState = GrantState.RESERVED
+    received: set[int] = field(default_factory=set)
+    num_pins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LentPart:
+    """What one request's owner reads here: its grants in block order."""
+
+    grants: tuple[Grant, ...]
+    block_ids: list[int]
+
+
+class LendingLedger:
+    """All grants of one creditor. Lookups of what is not (any more) there raise LookupError."""
+
+    def __init__(self, pool: BlockPool, keep_free: int, lease_s: float) -> None:
+        """`keep_free` blocks are never lent: the instance's own requests must be able to start."""
+        self._pool = pool
+        self._keep_free = keep_free
+        self._lease_s = lease_s
+        self._grants: dict[MoveId, Grant] = {}
+
+    @property
+    def lease_s(self) -> float:
+        return self._lease_s
+
+    @property
+    def num_lent_blocks(self) -> int:
+        return sum(len(grant.block_ids) for grant in self._grants.values())
+
+    def blocks_by_request(self) -> dict[tuple[ReqId, InstId], int]:
+        """Blocks held per (request, owner): this creditor's rows of the placement map."""
+        rows: dict[tuple[ReqId, InstId], int] = {}
+        for grant in self._grants.values():
+            key = (grant.req_id, grant.owner.inst_id)
+            rows[key] = rows.get(key, 0) + len(grant.block_ids)
+        return rows
+
+    def reserve(
+        self, owner: Owner, req_id: ReqId, move_id: MoveId, num_blocks: int, now_s: float
+    ) -> Grant | None:
+        """First come, first served. The same move id again is the same grant; None is a refusal."""
+        known = self._grants.get(move_id)
+        if known is not None:
+            same = known.owner == owner and known.req_id == req_id
+            return known if same and known.state is not GrantState.ENDED else None
+        block_ids = self._pool.try_allocate(num_blocks, self._keep_free) if num_blocks > 0 else None
+        if block_ids is None:
+            return None
+        grant = Grant(owner, req_id, move_id, block_ids, now_s + self._lease_s)
+        self._grants[move_id] = grant
+        return grant
+
+    def begin_receive(self, move_id: MoveId, index: int, now_s: float) -> int:
+        """Pin the grant and name the block that the copy number `index` goes to."""
+        grant = self._live(move_id, now_s)
+        if grant.state is not GrantState.RESERVED or not 0 <= index < len(grant.block_ids):
+            raise LookupError(f"move {move_id} does not expect block {index}")
+        self._pin(grant, now_s)
+        return grant.block_ids[index]
+
+    def end_receive(self, move_id: MoveId, index: int, is_good: bool) -> None:
+        grant = self._grants[move_id]
+        if is_good and grant.state is GrantState.RESERVED:
+            grant.received.add(index)
+            if len(grant.received) == len(grant.block_ids):
+                grant.state = GrantState.HELD
+        self._unpin(grant)
+
+    def open_part(
+        self, owner: Owner, req_id: ReqId, move_ids: Iterable[MoveId], now_s: float
+    ) -> LentPart:
+        """The blocks that these moves of this owner's request filled, in that order."""
+        grants = tuple(self._live(move_id, now_s) for move_id in move_ids)
+        for grant in grants:
+            if grant.owner != owner or grant.req_id != req_id or grant.state is not GrantState.HELD:
+                raise LookupError(f"move {grant.move_id} is not a held part of request {req_id}")
+        return LentPart(grants, [block for grant in grants for block in grant.block_ids])
+
+    def begin_use(self, part: LentPart, now_s: float) -> None:
+        """Pin every grant of the part and renew its lease, or raise and pin nothing."""
+        for grant in part.grants:
+            if self._live(grant.move_id, now_s) is not grant:
+                raise LookupError(f"move {grant.move_id} was replaced")
+        for grant in part.grants:
+            self._pin(grant, now_s)
+
+    def end_use(self, part: LentPart) -> None:
+        for grant in part.grants:
+            self._unpin(grant)
+
+    def renew(self, owner: Owner, req_ids: Iterable[ReqId], now_s: float) -> list[ReqId]:
+        """Renew every grant of these requests; returns the requests of which nothing is held."""
+        wanted = set(req_ids)
+        held = set()
+        for grant in self._grants.values():
+            is_live = grant.state is not GrantState.ENDED and grant.expires_s > now_s
+            if grant.owner == owner and grant.req_id in wanted and is_live:
+                grant.expires_s = now_s + self._lease_s
+                held.add(grant.req_id)
+        return sorted(wanted - held)
+
+    def release(self, owner: Owner, req_id: ReqId, move_id: MoveId | None = None) -> int:
+        """End the request's grants (or the one of `move_id`). Idempotent; returns the blocks ended."""
+        chosen = [
+            grant
+            for grant in self._grants.values()
+            if grant.owner == owner
+            and grant.req_id == req_id
+            and move_id in (None, grant.move_id)
+            and grant.state is not GrantState.ENDED
+        ]
+        for grant in chosen:
+            self._end(grant)
+        return sum(len(grant.block_ids) for grant in chosen)
+
+    def expire(self, now_s: float) -> list[Grant]:
+        """End every grant whose lease is over."""
+        overdue = [
+            grant
+            for grant in self._grants.values()
+            if grant.state is not GrantState.ENDED and grant.expires_s <= now_s
+        ]
+        for grant in overdue:
+            self._end(grant)
+        return overdue
+
+    def _live(self, move_id: MoveId, now_s: float) -> Grant:
+        grant = self._grants.get(move_id)
+        if grant is None or grant.state is GrantState.ENDED or grant.expires_s <= now_s:
+            raise LookupError(f"nothing is held under move {move_id}")
+        return grant
+
+    def _pin(self, grant: Grant, now_s: float) -> None:
+        grant.num_pins += 1
+        grant.expires_s = now_s + self._lease_s
+
+    def _unpin(self, grant: Grant) -> None:
+        grant.num_pins -= 1
+        if grant.state is GrantState.ENDED and grant.num_pins == 0:
+            self._forget(grant)
+
+    def _end(self, grant: Grant) -> None:
+        grant.state = GrantState.ENDED
+        if grant.num_pins == 0:
+            self._forget(grant)
+
+    def _forget(self, grant: Grant) -> None:
+        del self._grants[grant.move_id]
+        self._pool.free(grant.block_ids)
