@@ -124,7 +124,14 @@ class ConfigError(InfiniteLLMError):
 BY_CODE: dict[str, type[InfiniteLLMError]] = {
     cls.code: cls
     for cls in (
-        InvalidRequest, ContextLengthExceeded, ModelNotFound, RequestNotFound,
-        InternalError, Overloaded, Unavailable, InstanceLost, DeadlineExceeded,
+        InvalidRequest,
+        ContextLengthExceeded,
+        ModelNotFound,
+        RequestNotFound,
+        InternalError,
+        Overloaded,
+        Unavailable,
+        InstanceLost,
+        DeadlineExceeded,
     )
 }

@@ -1,0 +1,31 @@
+"""Standard gRPC health and reflection for every server that we start.
+
+`""` is the server as a whole; a service is also listed under its own full name.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+
+class HealthReporter:
+    """Owns what the health service of one server says; NOT_SERVING until told otherwise."""
+
+    def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._names = ("", *service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, server)
+
+    async def serving(self) -> None:
+        await self._set_all(health_pb2.HealthCheckResponse.SERVING)
+
+    async def not_serving(self) -> None:
+        await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def _set_all(self, status: int) -> None:
+        for name in self._names:
+            await self._servicer.set(name, status)

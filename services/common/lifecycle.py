@@ -1,0 +1,53 @@
+"""The frame of every service's `__main__`: signals in, exit status out."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from services.common.errors import ConfigError, InfiniteLLMError
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_CONFIG = 2
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger(__name__)
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Runs `main` until it returns; the event is set by SIGINT or SIGTERM.
+
+    A second signal ends the process at once. Returns the exit status: 0 clean, 2 for a
+    ConfigError, 1 for any other error of ours; those two print one line.
+    """
+    try:
+        asyncio.run(_run_until_stopped(main))
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return EXIT_CONFIG
+    except InfiniteLLMError as error:
+        print(f"{error.code}: {error.message}", file=sys.stderr)
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+async def _run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in _SIGNALS:
+        loop.add_signal_handler(signum, _on_signal, stop, signum)
+    try:
+        await main(stop)
+    finally:
+        for signum in _SIGNALS:
+            loop.remove_signal_handler(signum)
+
+
+def _on_signal(stop: asyncio.Event, signum: int) -> None:
+    if stop.is_set():
+        _log.warning("second signal, stopping at once")
+        os._exit(128 + signum)
+    stop.set()

@@ -1,0 +1,53 @@
+"""Opens channels to other services and passes the caller's trace context along with each call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from services.common.rpc.options import CLIENT_OPTIONS
+
+#: A health probe or another question that is answered from memory.
+PROBE_DEADLINE_S = 2.0
+#: One control-plane call: register, heartbeat, reserve, release.
+CONTROL_DEADLINE_S = 5.0
+#: Until a peer that is starting accepts its first call.
+CONNECT_DEADLINE_S = 10.0
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` that connects lazily; the caller closes it."""
+    interceptors = [_TraceUnaryUnary(), _TraceUnaryStream()]
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
+
+
+def _with_trace(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *carrier.items())
+    return grpc.aio.ClientCallDetails(
+        details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+    )
+
+
+class _TraceUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self,
+        continuation: Callable[[grpc.aio.ClientCallDetails, Any], Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: Any,
+    ) -> Any:
+        return await continuation(_with_trace(client_call_details), request)
+
+
+class _TraceUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self,
+        continuation: Callable[[grpc.aio.ClientCallDetails, Any], Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: Any,
+    ) -> Any:
+        return await continuation(_with_trace(client_call_details), request)

@@ -1,0 +1,27 @@
+"""OpenTelemetry traces; a span crosses processes by the header that `services.common.rpc` sends."""
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+
+
+def configure_tracing(service: str, otlp_endpoint: str | None) -> TracerProvider:
+    """Installs the process's tracer provider; spans go nowhere while the endpoint is empty.
+
+    The caller shuts the provider down at its end, which flushes what is still queued.
+    """
+    provider = TracerProvider(
+        sampler=ParentBased(ALWAYS_ON), resource=Resource.create({"service.name": service})
+    )
+    if otlp_endpoint:
+        exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=True)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def tracer(name: str) -> trace.Tracer:
+    return trace.get_tracer(name)
