@@ -1,0 +1,209 @@
+"""The step loop: schedule -> run -> postprocess, on one thread that alone touches sequences.
+
+Everyone else reaches the sequences through `call`, which runs a function between two steps. What a
+step brings leaves through the listener; what it wants moved or released leaves as events, too.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from services.common.errors import InternalError, PartLost, Unavailable
+from services.common.ids import InstId, ReqId
+from services.worker.engine.attention import ChannelPool
+from services.worker.engine.runner import Runner
+from services.worker.engine.scheduler import Scheduler
+from services.worker.engine.sequence import MoveOrder, Schedule, SequenceOutput
+from services.worker.kvcache.block_table import RemoteSpan
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What the engine was doing after its last step; read by the heartbeat and the metrics."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_blocks: int = 0
+    borrowed_blocks: int = 0
+    running_tokens: int = 0
+    generated_tokens: int = 0
+    """Since the start of the process."""
+    preemptions: int = 0
+    steps: int = 0
+    step_s: float = 0.0
+    local_blocks: dict[ReqId, int] = field(default_factory=dict)
+    creditors: dict[InstId, frozenset[ReqId]] = field(default_factory=dict)
+    """Requests that have blocks on each creditor: whose leases to renew."""
+
+
+class Listener(Protocol):
+    """Receives what steps bring; called on the engine thread, must not block."""
+
+    def on_outputs(self, outputs: list[SequenceOutput]) -> None: ...
+    def on_moves(self, orders: list[MoveOrder]) -> None: ...
+    def on_released(self, released: list[tuple[ReqId, RemoteSpan]]) -> None: ...
+
+
+class Engine:
+    """Owns the scheduler, the runner and the thread that drives them."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        channels: ChannelPool,
+        listener: Listener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.snapshot = EngineSnapshot()
+        self.remote_free_blocks = 0
+        """What creditors could still lend, as last heard; written by the heartbeat."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._channels = channels
+        self._listener = listener
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._loop, name="engine")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after the running step; whatever is still here fails with Unavailable."""
+        if self._thread.is_alive():
+            self._inbox.put(self._begin_stop)
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def call(self, function: Callable[[Scheduler], T]) -> "Future[T]":
+        """Run `function` on the engine thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(self._scheduler))
+            except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def lose_parts(self, inst_id: InstId, req_ids: list[ReqId] | None = None) -> "Future[int]":
+        """A creditor no longer holds what it lent: recompute what depended on it."""
+
+        def lose(scheduler: Scheduler) -> int:
+            self._channels.drop(inst_id)
+            return scheduler.lose_parts(inst_id, req_ids)
+
+        return self.call(lose)
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._is_stopping:
+            try:
+                ran = self._step()
+            except Exception:
+                # One bad step must not end the instance; its requests have been told already.
+                logger.exception("step failed")
+                ran = False
+            self._empty_inbox(wait_s=0.0 if ran else 0.05)
+        self._fail_all(Unavailable("the instance is shutting down"))
+        self._channels.close()
+
+    def _step(self) -> bool:
+        """One step; False if there was nothing to run."""
+        started_s = self._clock()
+        plan = self._scheduler.schedule(started_s, self.remote_free_blocks)
+        outputs = plan.failed
+        if plan.items:
+            outputs = plan.failed + self._run(plan)
+        self._publish(plan, outputs, started_s)
+        return bool(plan.items)
+
+    def _run(self, plan: Schedule) -> list[SequenceOutput]:
+        try:
+            sampled = self._runner.run(plan)
+        except PartLost as error:
+            logger.warning("recomputing what was lent: %s", error)
+            self._channels.drop(error.inst_id)
+            self._scheduler.lose_parts(error.inst_id)
+            return []
+        except Exception as error:
+            logger.exception("step failed; its requests end with an error")
+            return self._fail(plan, InternalError(f"step failed: {type(error).__name__}"))
+        return self._scheduler.postprocess(plan, sampled, self._clock())
+
+    def _fail(self, plan: Schedule, error: InternalError) -> list[SequenceOutput]:
+        req_ids = [item.sequence.req_id for item in plan.items]
+        return [SequenceOutput(r, error=error) for r in req_ids if self._scheduler.abort(r)]
+
+    def _fail_all(self, error: Unavailable) -> None:
+        self._empty_inbox(wait_s=0.0)
+        sequences = [*self._scheduler.running, *self._scheduler.waiting]
+        outputs = [SequenceOutput(sequence.req_id, error=error) for sequence in sequences]
+        for sequence in sequences:
+            self._scheduler.abort(sequence.req_id)
+        self._publish(Schedule(), outputs, self._clock())
+
+    def _publish(
+        self, plan: Schedule, outputs: list[SequenceOutput], started_s: float
+    ) -> None:
+        self.snapshot = self._take_snapshot(plan, outputs, started_s)
+        if outputs:
+            self._listener.on_outputs(outputs)
+        if plan.moves:
+            self._listener.on_moves(plan.moves)
+        released = self._scheduler.take_released()
+        if released:
+            self._listener.on_released(released)
+
+    def _take_snapshot(
+        self, plan: Schedule, outputs: list[SequenceOutput], started_s: float
+    ) -> EngineSnapshot:
+        last, running = self.snapshot, self._scheduler.running
+        creditors: dict[InstId, set[ReqId]] = {}
+        for sequence in running:
+            for span in sequence.table.remote:
+                creditors.setdefault(span.inst_id, set()).add(sequence.req_id)
+        return EngineSnapshot(
+            num_running=len(running),
+            num_waiting=len(self._scheduler.waiting),
+            waiting_blocks=sum(
+                seq.table.blocks_to_reach(seq.num_tokens + 1) for seq in self._scheduler.waiting
+            ),
+            borrowed_blocks=sum(seq.table.num_remote_blocks for seq in running),
+            running_tokens=sum(seq.num_computed for seq in running),
+            generated_tokens=last.generated_tokens + sum(len(o.token_ids) for o in outputs),
+            preemptions=last.preemptions + plan.num_preempted,
+            steps=last.steps + (1 if plan.items else 0),
+            step_s=self._clock() - started_s if plan.items else last.step_s,
+            local_blocks={seq.req_id: len(seq.table.local) for seq in running if seq.table.local},
+            creditors={inst_id: frozenset(ids) for inst_id, ids in creditors.items()},
+        )
+
+    def _empty_inbox(self, wait_s: float) -> None:
+        try:
+            self._inbox.get(timeout=wait_s)() if wait_s else self._inbox.get_nowait()()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _begin_stop(self) -> None:
+        self._is_stopping = True

@@ -1,0 +1,141 @@
+"""The engine's state of one request. Owned by the engine thread alone."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.common.errors import InfiniteLLMError
+from services.common.ids import ReqId
+from services.worker.kvcache.block_table import BlockTable
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """temperature 0 is greedy; top_k 0 means all; the same seed gives the same tokens in any batch."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks for: token ids in, at most `max_tokens` token ids out."""
+
+    req_id: ReqId
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return len(self.prompt_token_ids) + self.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens known so far, how many of them have their KV, and where that KV lies."""
+
+    request: Request
+    arrival: int
+    """Age order over all sequences of this instance: smaller is older and has first claim."""
+    table: BlockTable
+    token_ids: list[int]
+    num_computed: int = 0
+    epoch: int = 0
+    """Grows when the blocks are given up, so that a move begun before does not commit after."""
+    is_moving: bool = False
+    waiting_since_s: float = 0.0
+    """When it last joined the queue, or last made progress while running."""
+    num_stalls: int = 0
+
+    @classmethod
+    def of(cls, request: Request, arrival: int, block_size: int, now_s: float) -> "Sequence":
+        table = BlockTable(block_size)
+        tokens = list(request.prompt_token_ids)
+        return cls(request, arrival, table, tokens, waiting_since_s=now_s)
+
+    @property
+    def req_id(self) -> ReqId:
+        return self.request.req_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - len(self.request.prompt_token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_movable_blocks(self) -> int:
+        return 0 if self.is_moving else self.table.num_movable(self.num_computed)
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """Whether the token just appended ends the sequence."""
+        if token_id in self.request.stop_token_ids:
+            return FinishReason.STOP
+        if self.num_output_tokens >= self.request.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step brought for one request: tokens, an end, or an error."""
+
+    req_id: ReqId
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: InfiniteLLMError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """`num_tokens` tokens of `sequence`, from its first uncomputed one, run in this step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the end of what is known, so that the next token is sampled."""
+        return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """Full local blocks of one sequence, oldest first, that should move to creditors."""
+
+    req_id: ReqId
+    epoch: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What one step runs, and what it leaves to the rManager."""
+
+    items: list[ScheduledSequence] = field(default_factory=list)
+    moves: list[MoveOrder] = field(default_factory=list)
+    failed: list[SequenceOutput] = field(default_factory=list)
+    num_preempted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.items)
