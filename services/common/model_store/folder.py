@@ -1,0 +1,21 @@
+"""What a model folder must hold; every way of resolving a name ends in this check."""
+
+from pathlib import Path
+
+from services.common.errors import ConfigError
+
+REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def missing_files(folder: Path) -> list[str]:
+    missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
+    if not any(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    return missing
+
+
+def check_folder(folder: Path) -> Path:
+    missing = missing_files(folder)
+    if missing:
+        raise ConfigError(f"model folder {str(folder)!r} lacks {', '.join(missing)}")
+    return folder.resolve()
