@@ -1,0 +1,105 @@
+"""The GManager service on the wire. Translates, asks `keeper`, translates back.
+
+Called by workers (register, heartbeat, creditors) and the router (the cluster view).
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import grpc
+
+from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc
+from services.common.errors import ConfigError, Unavailable
+from services.common.ids import Incarnation, InstId
+from services.gmanager import convert
+from services.gmanager.cluster import Instance
+from services.gmanager.config import GManagerConfig
+from services.gmanager.creditors import rank_creditors
+from services.gmanager.keeper import MapKeeper
+from services.gmanager.metrics import GManagerMetrics
+
+SERVICE_NAME = gmanager_pb2.DESCRIPTOR.services_by_name["GManager"].full_name
+#: Calls under way may end within this long after the stop signal.
+STOP_GRACE_S = 1.0
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
+    def __init__(
+        self,
+        config: GManagerConfig,
+        keeper: MapKeeper,
+        metrics: GManagerMetrics,
+        moves_issued: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._keeper = keeper
+        self._metrics = metrics
+        self._moves_issued = moves_issued
+
+    async def Register(
+        self, request: gmanager_pb2.RegisterRequest, context: Context
+    ) -> gmanager_pb2.RegisterResponse:
+        self._keeper.register(convert.info_from_proto(request.info))
+        return gmanager_pb2.RegisterResponse(heartbeat_period_s=self._config.heartbeat_period_s)
+
+    async def Heartbeat(
+        self, request: gmanager_pb2.HeartbeatRequest, context: Context
+    ) -> gmanager_pb2.HeartbeatResponse:
+        heartbeat = convert.heartbeat_from_proto(request)
+        outcome = self._keeper.apply_heartbeat(heartbeat)
+        self._metrics.heartbeats.inc()
+        now_s = self._keeper.clock()
+        return gmanager_pb2.HeartbeatResponse(
+            register_again=outcome.register_again,
+            full_report=outcome.full_report,
+            peers=[
+                convert.view_to_proto(instance, now_s)
+                for instance in self._keeper.instances()
+                if instance.inst_id != heartbeat.inst_id
+            ],
+        )
+
+    async def Deregister(
+        self, request: gmanager_pb2.DeregisterRequest, context: Context
+    ) -> gmanager_pb2.DeregisterResponse:
+        self._keeper.deregister(InstId(request.inst_id), Incarnation(request.incarnation))
+        return gmanager_pb2.DeregisterResponse()
+
+    async def FindCreditors(
+        self, request: gmanager_pb2.FindCreditorsRequest, context: Context
+    ) -> gmanager_pb2.FindCreditorsResponse:
+        now_s = self._keeper.clock()
+        return gmanager_pb2.FindCreditorsResponse(
+            creditors=[
+                convert.view_to_proto(creditor, now_s)
+                for creditor in self._creditors_of(InstId(request.inst_id))
+            ]
+        )
+
+    async def GetClusterView(
+        self, request: gmanager_pb2.GetClusterViewRequest, context: Context
+    ) -> gmanager_pb2.GetClusterViewResponse:
+        cluster, now_s = self._keeper.cluster(), self._keeper.clock()
+        return gmanager_pb2.GetClusterViewResponse(
+            instances=[convert.view_to_proto(instance, now_s) for instance in cluster.instances],
+            entries=map(convert.entry_to_proto, cluster.entries),
+            moves_issued=self._moves_issued(),
+        )
+
+    def _creditors_of(self, inst_id: InstId) -> list[Instance]:
+        debtor = self._keeper.instance(inst_id)
+        if debtor is None:
+            raise Unavailable(f"instance {inst_id} is not registered here yet")
+        if not self._config.pooling:
+            return []
+        return rank_creditors(self._keeper.instances(), debtor)
+
+
+def listen(server: grpc.aio.Server, address: str) -> int:
+    """Binds the port and returns it (the system chooses for `host:0`)."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"INFINITE_LLM_LISTEN_ADDRESS: cannot listen on {address}") from error

@@ -1,0 +1,200 @@
+"""Keeps a copy of the placement map in Redis, for a warm restart of the gManager.
+
+Redis is never on the request path: `record` only notes keys, and one background task, owned by
+`__main__`, writes what they hold by then. While Redis is away the keys are forgotten, and once it
+is back the whole map is written. The only module that knows redis.
+"""
+
+import asyncio
+import logging
+from secrets import token_hex
+from typing import cast
+
+from google.protobuf.message import DecodeError
+from prometheus_client import Gauge
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from protos.infinite_llm.v1 import types_pb2
+from services.common.errors import ConfigError, InvalidRequest
+from services.common.ids import InstId
+from services.gmanager import convert
+from services.gmanager.cluster import Cluster, Instance, PlacementEntry, RowKey
+from services.gmanager.placement_map import Delta, PlacementMap
+
+INSTANCES_KEY = "infinite_llm:instances"
+PLACEMENTS_KEY = "infinite_llm:placements"
+#: Names the process whose copy Redis holds. Another name, or none after a restart of Redis with
+#: empty hands, means that deltas would land on somebody else's map.
+WRITER_KEY = "infinite_llm:writer"
+
+#: For a connection, and for each reply.
+REDIS_DEADLINE_S = 1.0
+#: Changes wait so long for company, and an outage so long for the next try.
+FLUSH_PERIOD_S = 0.2
+RETRY_PERIOD_S = 1.0
+#: With more keys than this at once the whole map is written instead.
+MAX_DIRTY_KEYS = 10_000
+
+_ERRORS = (RedisError, OSError, TimeoutError)
+_log = logging.getLogger(__name__)
+
+
+def connect(redis_url: str) -> Redis:
+    """A client that connects at first use and never retries by itself: the writer does."""
+    try:
+        return Redis.from_url(
+            redis_url,
+            socket_timeout=REDIS_DEADLINE_S,
+            socket_connect_timeout=REDIS_DEADLINE_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise ConfigError(f"INFINITE_LLM_REDIS_URL: {error}") from error
+
+
+class Store:
+    def __init__(self, redis: Redis, placement_map: PlacementMap, redis_up: Gauge) -> None:
+        self._redis = redis
+        self._map = placement_map
+        self._redis_up = redis_up
+        self._writer = token_hex(8)
+        self._wake = asyncio.Event()
+        self._instances: set[InstId] = set()
+        self._rows: set[RowKey] = set()
+        self._needs_snapshot = True
+        self._is_away = False
+
+    def record(self, delta: Delta) -> None:
+        """Notes what changed; never blocks, never fails."""
+        if not (delta.instances or delta.rows):
+            return
+        if not self._needs_snapshot:
+            self._instances |= delta.instances
+            self._rows |= delta.rows
+            if len(self._instances) + len(self._rows) > MAX_DIRTY_KEYS:
+                self._forget_deltas()
+        self._wake.set()
+
+    async def load(self, now_s: float) -> Cluster:
+        """What the last process left; nothing where Redis is away. Bad records are skipped."""
+        try:
+            async with asyncio.timeout(REDIS_DEADLINE_S):
+                views, rows = [await self._values(key) for key in (INSTANCES_KEY, PLACEMENTS_KEY)]
+        except _ERRORS as error:
+            self._note_outage(error)
+            return Cluster()
+        instances = (_decode_instance(view, now_s) for view in views)
+        entries = (_decode_entry(row) for row in rows)
+        return Cluster(tuple(filter(None, instances)), tuple(filter(None, entries)))
+
+    async def run(self) -> None:
+        """Writes until cancelled; no error ends it, since serving must not depend on it."""
+        while True:
+            await self._wake.wait()
+            try:
+                await self.flush()
+            except Exception:
+                self._forget_deltas()
+                _log.exception("writing the map failed")
+            await asyncio.sleep(RETRY_PERIOD_S if self._is_away else FLUSH_PERIOD_S)
+
+    async def flush(self) -> None:
+        """Writes what is due; on failure everything stays due."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(2 * REDIS_DEADLINE_S):
+                # Asked first in any case: it is the cheapest way to learn that Redis is away.
+                if await self._redis.get(WRITER_KEY) != self._writer.encode():
+                    self._forget_deltas()
+                await self._write()
+        except _ERRORS as error:
+            self._forget_deltas()
+            self._note_outage(error)
+            self._wake.set()
+        else:
+            self._note_success()
+
+    async def close(self) -> None:
+        """Writes the rest, as far as Redis takes it, and disconnects."""
+        if self._wake.is_set():
+            await self.flush()
+        await self._redis.aclose()
+
+    async def _values(self, key: str) -> list[bytes]:
+        # Bytes, since the client was not told to decode.
+        return cast(list[bytes], await self._redis.hvals(key))
+
+    async def _write(self) -> None:
+        # What changes during the write is recorded anew, and due at the next one.
+        is_snapshot, self._needs_snapshot = self._needs_snapshot, False
+        instances, self._instances = self._instances, set()
+        rows, self._rows = self._rows, set()
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            if is_snapshot:
+                cluster = self._map.cluster()
+                instances = {instance.inst_id for instance in cluster.instances}
+                rows = {entry.key for entry in cluster.entries}
+                pipeline.delete(INSTANCES_KEY, PLACEMENTS_KEY)
+                pipeline.set(WRITER_KEY, self._writer)
+            for inst_id in instances:
+                _put_instance(pipeline, inst_id, self._map.instance(inst_id))
+            for key in rows:
+                _put_row(pipeline, key, self._map.row(key))
+            await pipeline.execute()
+
+    def _forget_deltas(self) -> None:
+        self._needs_snapshot = True
+        self._instances.clear()
+        self._rows.clear()
+
+    def _note_outage(self, error: BaseException) -> None:
+        self._redis_up.set(0)
+        if not self._is_away:
+            self._is_away = True
+            _log.warning(
+                "redis is away, going on from memory",
+                extra={"error": f"{type(error).__name__}: {error}"},
+            )
+
+    def _note_success(self) -> None:
+        self._redis_up.set(1)
+        if self._is_away:
+            self._is_away = False
+            _log.info("redis is back and holds the whole map")
+
+
+def _put_instance(pipeline: Pipeline, inst_id: InstId, instance: Instance | None) -> None:
+    if instance is None:
+        pipeline.hdel(INSTANCES_KEY, str(inst_id))
+        return
+    # Its age would be stale at once; the next process counts from its own start.
+    view = convert.view_to_proto(instance, now_s=instance.last_heartbeat_s)
+    pipeline.hset(INSTANCES_KEY, str(inst_id), view.SerializeToString())
+
+
+def _put_row(pipeline: Pipeline, key: RowKey, row: PlacementEntry | None) -> None:
+    field = f"{key.req_id}:{key.inst_id}"
+    if row is None:
+        pipeline.hdel(PLACEMENTS_KEY, field)
+    else:
+        pipeline.hset(PLACEMENTS_KEY, field, convert.entry_to_proto(row).SerializeToString())
+
+
+def _decode_instance(record: bytes, now_s: float) -> Instance | None:
+    try:
+        return convert.view_from_proto(types_pb2.InstanceView.FromString(record), now_s)
+    except (DecodeError, InvalidRequest) as error:
+        _log.warning("unreadable instance record skipped", extra={"error": str(error)})
+        return None
+
+
+def _decode_entry(record: bytes) -> PlacementEntry | None:
+    try:
+        return convert.entry_from_proto(types_pb2.RequestPlacementEntry.FromString(record))
+    except DecodeError as error:
+        _log.warning("unreadable placement record skipped", extra={"error": str(error)})
+        return None
