@@ -1,7 +1,7 @@
 """DistAttention of one step: local part and remote parts, merged exactly (paper section 4).
 
 Implements the `Attention` protocol of the models. Per layer: write KV, send the queries of every
-borrowing request (one message per creditor), compute the local part meanwhile, merge what comes back.
+borrowing request (one message per creditor), compute the local part meanwhile, merge the answers.
 Used by the runner, on the engine thread.
 """
 
@@ -73,7 +73,11 @@ class DistAttention:
     """The attention of every layer of one instance; `begin` is called once per step."""
 
     def __init__(
-        self, kernels: Kernels, pool: torch.Tensor, channels: ChannelPool, max_rows: int,
+        self,
+        kernels: Kernels,
+        pool: torch.Tensor,
+        channels: ChannelPool,
+        max_rows: int,
         num_heads: int,
     ) -> None:
         head_dim = pool.shape[-1]
@@ -96,7 +100,7 @@ class DistAttention:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim] -> [T, heads * head_dim]."""
+        """q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> [T, heads * head_dim]."""
         if self._step is None:
             raise RuntimeError("begin() was not called for this step")
         step, num_rows = self._step, q.shape[0]

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from services.common.errors import InternalError, PartLost, Unavailable
+from services.common.errors import InternalError, PartLost, ServerError, Unavailable
 from services.common.ids import InstId, ReqId
-from services.worker.engine.attention import ChannelPool
+from services.worker.engine.attention import ChannelPool, Creditor
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Schedule, SequenceOutput
@@ -40,7 +40,7 @@ class EngineSnapshot:
     steps: int = 0
     step_s: float = 0.0
     local_blocks: dict[ReqId, int] = field(default_factory=dict)
-    creditors: dict[InstId, frozenset[ReqId]] = field(default_factory=dict)
+    creditors: dict[Creditor, frozenset[ReqId]] = field(default_factory=dict)
     """Requests that have blocks on each creditor: whose leases to renew."""
 
 
@@ -97,7 +97,7 @@ class Engine:
                 return
             try:
                 future.set_result(function(self._scheduler))
-            except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+            except BaseException as error:
                 future.set_exception(error)
 
         self._inbox.put(run)
@@ -119,8 +119,9 @@ class Engine:
             try:
                 ran = self._step()
             except Exception:
-                # One bad step must not end the instance; its requests have been told already.
+                # A defect outside the model: end what is here, serve what comes.
                 logger.exception("step failed")
+                self._fail_all(InternalError("the engine failed"))
                 ran = False
             self._empty_inbox(wait_s=0.0 if ran else 0.05)
         self._fail_all(Unavailable("the instance is shutting down"))
@@ -153,7 +154,7 @@ class Engine:
         req_ids = [item.sequence.req_id for item in plan.items]
         return [SequenceOutput(r, error=error) for r in req_ids if self._scheduler.abort(r)]
 
-    def _fail_all(self, error: Unavailable) -> None:
+    def _fail_all(self, error: ServerError) -> None:
         self._empty_inbox(wait_s=0.0)
         sequences = [*self._scheduler.running, *self._scheduler.waiting]
         outputs = [SequenceOutput(sequence.req_id, error=error) for sequence in sequences]
@@ -161,9 +162,7 @@ class Engine:
             self._scheduler.abort(sequence.req_id)
         self._publish(Schedule(), outputs, self._clock())
 
-    def _publish(
-        self, plan: Schedule, outputs: list[SequenceOutput], started_s: float
-    ) -> None:
+    def _publish(self, plan: Schedule, outputs: list[SequenceOutput], started_s: float) -> None:
         self.snapshot = self._take_snapshot(plan, outputs, started_s)
         if outputs:
             self._listener.on_outputs(outputs)
@@ -177,10 +176,11 @@ class Engine:
         self, plan: Schedule, outputs: list[SequenceOutput], started_s: float
     ) -> EngineSnapshot:
         last, running = self.snapshot, self._scheduler.running
-        creditors: dict[InstId, set[ReqId]] = {}
+        creditors: dict[Creditor, set[ReqId]] = {}
         for sequence in running:
             for span in sequence.table.remote:
-                creditors.setdefault(span.inst_id, set()).add(sequence.req_id)
+                creditor = (span.inst_id, span.incarnation)
+                creditors.setdefault(creditor, set()).add(sequence.req_id)
         return EngineSnapshot(
             num_running=len(running),
             num_waiting=len(self._scheduler.waiting),
@@ -194,7 +194,7 @@ class Engine:
             steps=last.steps + (1 if plan.items else 0),
             step_s=self._clock() - started_s if plan.items else last.step_s,
             local_blocks={seq.req_id: len(seq.table.local) for seq in running if seq.table.local},
-            creditors={inst_id: frozenset(ids) for inst_id, ids in creditors.items()},
+            creditors={creditor: frozenset(ids) for creditor, ids in creditors.items()},
         )
 
     def _empty_inbox(self, wait_s: float) -> None:

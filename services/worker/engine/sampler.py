@@ -14,7 +14,7 @@ from services.worker.engine.sequence import SamplingParams
 
 
 def sample(logits: torch.Tensor, params: Seq[SamplingParams], indices: Seq[int]) -> list[int]:
-    """One token id per row. `logits` [rows, vocab]; `indices`: which output token each row draws."""
+    """One token id per row of `logits` [rows, vocab]; row i draws output token `indices[i]`."""
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     random_rows = [row for row, p in enumerate(params) if p.temperature > 0.0]
     if random_rows:
@@ -26,13 +26,13 @@ def sample(logits: torch.Tensor, params: Seq[SamplingParams], indices: Seq[int])
 
 
 def _draw(logits: torch.Tensor, params: Seq[SamplingParams], indices: Seq[int]) -> list[int]:
-    """Inverse-CDF sampling over the sorted, truncated distribution; float64 so that sums are exact."""
+    """Inverse-CDF sampling over the sorted, truncated distribution, in float64."""
     temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
     probs, order = torch.softmax(logits.double() / temperature, dim=-1).sort(-1, descending=True)
     rank = torch.arange(probs.shape[-1])
     top_k = torch.tensor([[p.top_k or probs.shape[-1]] for p in params])
     top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64)
-    # Keep the smallest set whose mass reaches top_p: a token stays while the mass before it is short.
+    # Keep the smallest set whose mass reaches top_p: a token stays while what precedes it is less.
     mass_before = probs.cumsum(-1) - probs
     probs = probs.masked_fill((rank >= top_k) | ((mass_before >= top_p) & (rank > 0)), 0.0)
     cumulative = probs.cumsum(-1)

@@ -1,9 +1,9 @@
 """Which sequences run in the next step, with how many tokens. Pure: no clock, no I/O.
 
-One token budget serves prefill and decode alike: every sequence simply catches up with the tokens it
-knows. When blocks run out the order of relief is: lend blocks of the longest sequence, preempt the
-youngest, and in the end let the sequence that cannot go on give way. The oldest has first claim, so
-at least one sequence always progresses. Called by the engine once per step.
+One token budget serves prefill and decode alike: every sequence simply catches up with the tokens
+it knows. When blocks run out the order of relief is: lend blocks of the longest sequence, preempt
+the youngest, and in the end let the sequence that cannot go on give way. The oldest has first
+claim, so at least one sequence always progresses. Called by the engine once per step.
 """
 
 from bisect import insort
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.common.errors import Overloaded
-from services.common.ids import Incarnation, InstId, ReqId
+from services.common.ids import InstId, ReqId
 from services.worker.engine.sequence import (
     FinishReason,
     MoveOrder,
@@ -138,7 +138,7 @@ class Scheduler:
                 self._give_way(sequence, plan, now_s)
 
     def _grow(self, sequence: Sequence, wanted: int) -> int:
-        """Allocate what `wanted` more tokens need, or as much as there is; returns the tokens that fit."""
+        """Allocate for `wanted` more tokens, or as much as there is; returns the tokens that fit."""
         table = sequence.table
         needed = table.blocks_to_reach(sequence.num_computed + wanted)
         blocks = None
@@ -149,7 +149,7 @@ class Scheduler:
         return min(wanted, table.num_blocks * self.config.block_size - sequence.num_computed)
 
     def _preempt_for(self, sequence: Sequence, plan: Schedule, can_lend: bool) -> bool:
-        """Free the youngest's blocks for an older one, if nothing milder is under way or possible."""
+        """Free the youngest's blocks for an older one, if nothing milder is possible."""
         if any(other.is_moving for other in self.running):
             return False
         if can_lend and self._longest_movable() is not None:
@@ -167,7 +167,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_age)
 
     def _give_way(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
-        """Nothing on this instance can help: hand the blocks back, so that no two wait in a circle."""
+        """Nothing here can help: hand the blocks back, so that no two wait in a circle."""
         sequence.num_stalls += 1
         if sequence.num_stalls > self.config.max_stalls:
             error = Overloaded("the cluster has no KV memory left for this request")
@@ -181,7 +181,7 @@ class Scheduler:
     # -- admission --------------------------------------------------------------------------------
 
     def _admit(self, plan: Schedule, now_s: float, remote_free_blocks: int) -> None:
-        """In age order, while the whole known sequence fits in what can be had; nobody overtakes."""
+        """In age order, while the whole known sequence fits in what can be had."""
         budget = self.config.max_batched_tokens - plan.num_tokens
         available = self._pool.num_free + remote_free_blocks - self._promised_blocks()
         while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
@@ -214,7 +214,7 @@ class Scheduler:
     # -- lending ----------------------------------------------------------------------------------
 
     def begin_move(self, req_id: ReqId, num_blocks: int) -> MoveOrder | None:
-        """Take the oldest movable blocks of a running sequence for a move; None if there are none."""
+        """Take the oldest movable blocks of a sequence for a move; None if there are none."""
         sequence = self.find(req_id)
         if sequence is None or sequence.num_movable_blocks == 0 or num_blocks < 1:
             return None
@@ -242,7 +242,7 @@ class Scheduler:
             self._lend_not_before_s = now_s + self.config.lend_retry_s
 
     def lose_parts(self, inst_id: InstId, req_ids: Iterable[ReqId] | None = None) -> int:
-        """Recompute the sequences (all, or those named) that had blocks on `inst_id`; returns how many."""
+        """Recompute the sequences (all, or those named) with blocks on `inst_id`; how many."""
         wanted = None if req_ids is None else set(req_ids)
         lost = [
             sequence

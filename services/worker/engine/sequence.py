@@ -16,7 +16,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_k 0 means all; the same seed gives the same tokens in any batch."""
+    """temperature 0 is greedy; top_k 0 means all; one seed, the same tokens in any batch."""
 
     temperature: float = 0.0
     top_p: float = 1.0

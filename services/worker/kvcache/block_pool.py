@@ -1,8 +1,8 @@
 """Which blocks of this instance are free. Pure bookkeeping; the bytes are in `storage`.
 
 Called by the engine thread (own sequences) and by the lender's threads (blocks for other owners),
-hence the lock: between asking and taking, another thread may have taken. `try_allocate` is therefore
-one indivisible step and there is no separate question whose answer could go stale.
+hence the lock: between asking and taking, another thread may have taken. `try_allocate` is
+therefore one indivisible step, without a separate question whose answer could go stale.
 """
 
 import threading
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class BlockPool:
-    """A fixed number of blocks, handed out by id; the most recently freed first (its memory is warm)."""
+    """A fixed number of blocks, by id; the most recently freed first, since its memory is warm."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -25,7 +25,7 @@ class BlockPool:
         return len(self._free)
 
     def try_allocate(self, num_blocks: int, keep_free: int = 0) -> list[int] | None:
-        """Take `num_blocks` blocks, or none at all (None) if fewer than `keep_free` would stay free."""
+        """Take `num_blocks` blocks, or none (None) if fewer than `keep_free` would stay free."""
         with self._lock:
             if num_blocks < 0 or num_blocks + keep_free > len(self._free):
                 return None

@@ -59,7 +59,7 @@ class BlockTable:
         return self.local[block] * self.block_size + offset
 
     def commit_move(self, span: RemoteSpan) -> list[int]:
-        """The oldest `span.num_blocks` local blocks now lie on the creditor; returns the local ids."""
+        """The oldest `span.num_blocks` local blocks lie on the creditor now; returns their ids."""
         moved, self.local = self.local[: span.num_blocks], self.local[span.num_blocks :]
         if len(moved) != span.num_blocks:
             raise ValueError(f"only {len(moved)} local blocks, cannot commit {span.num_blocks}")

@@ -1,9 +1,9 @@
 """What this instance lends to other owners: reservations, leases, pins. Pure (time is an argument).
 
-A grant is what one `try_move_kvcache` reserved: some blocks, for one request of one owner, under the
-owner's move id. It lives until its owner releases it or its lease ends; the lease is renewed by every
-received block, every attention call and the owner's own renewals. Blocks that a thread is reading or
-writing at that moment are pinned: they return to the pool only when the last pin is gone.
+A grant is what one `try_move_kvcache` reserved: some blocks, for one request of one owner, under
+the owner's move id. It lives until its owner releases it or its lease ends; the lease is renewed by
+every received block, every attention call and the owner's own renewals. Blocks that a thread is
+reading or writing at that moment are pinned: they return to the pool when the last pin is gone.
 """
 
 from collections.abc import Iterable
@@ -142,7 +142,7 @@ class LendingLedger:
         return sorted(wanted - held)
 
     def release(self, owner: Owner, req_id: ReqId, move_id: MoveId | None = None) -> int:
-        """End the request's grants (or the one of `move_id`). Idempotent; returns the blocks ended."""
+        """End the request's grants (or that of `move_id`). Idempotent; returns the blocks ended."""
         chosen = [
             grant
             for grant in self._grants.values()

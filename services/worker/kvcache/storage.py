@@ -1,6 +1,6 @@
-"""The bytes of the KVCache: one tensor, allocated once, block outermost. Called by the worker's parts.
+"""The bytes of the KVCache: one tensor, allocated once, block outermost.
 
-    pool[num_blocks][num_layers][2 = K, V][num_kv_heads][block_size][head_dim]
+pool[num_blocks][num_layers][2 = K, V][num_kv_heads][block_size][head_dim]
 """
 
 import mmap
@@ -24,7 +24,7 @@ class KvShape:
 
 
 class KvStorage:
-    """Host memory on huge pages: one request's blocks are scattered, and the reads must not miss the TLB."""
+    """Host memory on huge pages, since the blocks of one request are scattered over it."""
 
     def __init__(self, num_blocks: int, shape: KvShape) -> None:
         self.shape = shape

@@ -1,0 +1,60 @@
+"""Settings of one worker, from INFINITE_LLM_<FIELD>. Read once in `__main__`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Sizes in tokens or blocks, times in seconds."""
+
+    inst_id: int
+    model: str
+    """A local folder, the built-in name, or a hub id."""
+    listen_address: str = "127.0.0.1:7100"
+    advertise_address: str = ""
+    """Where others reach `listen_address`; empty means the same."""
+    data_address: str = "tcp:127.0.0.1:7101"
+    gmanager_address: str = "127.0.0.1:7000"
+    model_name: str = ""
+    """The name clients use; empty means `model`'s last path component."""
+    num_blocks: int = 1024
+    block_size: int = 16
+    dtype: Literal["float32", "float16"] = "float32"
+    kv_dtype: Literal["float32", "float16"] = "float32"
+    device: str = "cpu"
+    num_threads: int = 1
+    max_batched_tokens: int = 256
+    """The token budget of one step, prefill and decode together."""
+    max_running: int = 64
+    max_waiting: int = 256
+    pooling: bool = True
+    """False: never lend, never borrow."""
+    lend_keep_free: int = 1
+    """Blocks that are never lent, so that own requests can start."""
+    lease_s: float = 10.0
+    """How long a reservation or a lent block lives without being used or renewed."""
+    attention_deadline_s: float = 5.0
+    """A creditor that has not answered an attention call by then has lost the part."""
+    stall_timeout_s: float = 10.0
+    queue_timeout_s: float = 60.0
+    drain_timeout_s: float = 10.0
+    """After SIGTERM, running requests may finish for this long."""
+    metrics_port: int = 0
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "num_threads", "max_batched_tokens", "max_running"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"INFINITE_LLM_{name.upper()} must be at least 1")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ConfigError("INFINITE_LLM_BLOCK_SIZE must be a power of two")
+        if self.inst_id < 0:
+            raise ConfigError("INFINITE_LLM_INST_ID must not be negative")
+        if not 0 <= self.lend_keep_free < self.num_blocks:
+            raise ConfigError("INFINITE_LLM_LEND_KEEP_FREE must be less than the number of blocks")
+        if not self.model:
+            raise ConfigError("INFINITE_LLM_MODEL is required")

@@ -1,0 +1,47 @@
+"""Prometheus metrics of a worker, read from its snapshots at scrape time."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.worker.engine.engine import Engine
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.lender import Lender
+from services.worker.rmanager.mover import Mover
+
+
+class WorkerCollector(Collector):
+    def __init__(self, engine: Engine, pool: BlockPool, lender: Lender, mover: Mover) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._lender = lender
+        self._mover = mover
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._engine.snapshot
+        lent = self._lender.num_lent_blocks
+        blocks = GaugeMetricFamily(
+            "infinite_llm_worker_kv_blocks", "KV blocks of this instance by use", labels=["use"]
+        )
+        own = self._pool.num_blocks - self._pool.num_free - lent
+        for use, count in (("free", self._pool.num_free), ("own", own), ("lent", lent)):
+            blocks.add_metric([use], count)
+        yield blocks
+        gauges = {
+            "kv_blocks_borrowed": (snapshot.borrowed_blocks, "Blocks that others hold for us"),
+            "requests_running": (snapshot.num_running, "Requests in the batch"),
+            "requests_waiting": (snapshot.num_waiting, "Requests in the queue"),
+            "step_seconds": (snapshot.step_s, "Duration of the last step"),
+        }
+        for name, (value, text) in gauges.items():
+            yield GaugeMetricFamily(f"infinite_llm_worker_{name}", text, value=value)
+        counters = {
+            "generated_tokens": (snapshot.generated_tokens, "Tokens sampled"),
+            "steps": (snapshot.steps, "Steps run"),
+            "preemptions": (snapshot.preemptions, "Sequences that gave their blocks up"),
+            "moved_blocks": (self._mover.moved_blocks, "Blocks moved to creditors"),
+            "refused_moves": (self._mover.refused_moves, "Moves that no creditor took"),
+        }
+        for name, (value, text) in counters.items():
+            yield CounterMetricFamily(f"infinite_llm_worker_{name}", text, value=value)

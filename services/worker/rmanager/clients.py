@@ -1,0 +1,63 @@
+"""gRPC stubs to the gManager and to other rManagers, one channel per address."""
+
+import grpc
+
+from protos.infinite_llm.v1 import types_pb2
+from protos.infinite_llm.v1.gmanager_pb2_grpc import GManagerAsyncStub, GManagerStub
+from protos.infinite_llm.v1.worker_pb2_grpc import RManagerAsyncStub, RManagerStub
+from services.common.ids import Incarnation, InstId
+from services.common.rpc import open_channel
+from services.worker.rmanager.peers import PeerView
+
+
+class Clients:
+    """Owns the channels; `close` ends them."""
+
+    def __init__(self, gmanager_address: str) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._creditors: dict[tuple[InstId, Incarnation], str] = {}
+        self.gmanager: GManagerAsyncStub = GManagerStub(self._channel(gmanager_address))
+
+    def rmanager(self, peer: PeerView) -> RManagerAsyncStub:
+        """Speak to a peer, and remember where it is: what it lends must be released some day."""
+        self._creditors[(peer.inst_id, peer.incarnation)] = peer.control_address
+        return RManagerStub(self._channel(peer.control_address))
+
+    def creditor(self, inst_id: InstId, incarnation: Incarnation) -> RManagerAsyncStub:
+        """A peer spoken to before, also when no view lists it any more; KeyError otherwise."""
+        return RManagerStub(self._channel(self._creditors[(inst_id, incarnation)]))
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = open_channel(address)
+        return self._channels[address]
+
+
+def peer_view(view: types_pb2.InstanceView) -> PeerView:
+    """The wire's InstanceView as the rManager's own type."""
+    info, load = view.info, view.load
+    return PeerView(
+        inst_id=InstId(info.inst_id),
+        incarnation=Incarnation(info.incarnation),
+        control_address=info.control_address,
+        data_address=info.data_address,
+        block_size=info.block_size,
+        block_bytes=info.block_bytes,
+        model=info.model,
+        num_blocks=info.num_blocks,
+        free_blocks=load.free_blocks,
+        is_draining=load.draining,
+    )
+
+
+def destination_view(info: types_pb2.InstanceInfo, num_blocks: int) -> PeerView:
+    """A planned move's destination: the planner says that it has room for `num_blocks`."""
+    return peer_view(
+        types_pb2.InstanceView(
+            info=info, load=types_pb2.InstanceLoad(free_blocks=num_blocks + info.num_blocks)
+        )
+    )

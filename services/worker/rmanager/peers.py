@@ -1,0 +1,70 @@
+"""The other instances, as this rManager last heard of them. Pure.
+
+Filled from heartbeat answers; read by the mover (who could lend) and the engine (how much).
+A view may be stale: the creditor has the last word.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from services.common.ids import Incarnation, InstId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One other instance and the blocks it could lend, at the time of the view."""
+
+    inst_id: InstId
+    incarnation: Incarnation
+    control_address: str
+    data_address: str
+    block_size: int
+    block_bytes: int
+    model: str
+    num_blocks: int
+    free_blocks: int
+    is_draining: bool = False
+
+
+class Peers:
+    """The last view. `keep_free`: blocks that every creditor keeps for itself."""
+
+    def __init__(self, model: str, block_bytes: int, keep_free: int) -> None:
+        self._model = model
+        self._block_bytes = block_bytes
+        self._keep_free = keep_free
+        self._views: dict[InstId, PeerView] = {}
+
+    def update(self, views: Iterable[PeerView]) -> None:
+        """Replace the view. Instances of another model or block format cannot lend to us."""
+        self._views = {view.inst_id: view for view in views if self._can_lend(view)}
+
+    def get(self, inst_id: InstId) -> PeerView | None:
+        return self._views.get(inst_id)
+
+    def forget(self, inst_id: InstId) -> None:
+        """It did not answer; the next view says whether it is back."""
+        self._views.pop(inst_id, None)
+
+    @property
+    def free_blocks(self) -> int:
+        """What could be borrowed now."""
+        return sum(self.lendable(view) for view in self._views.values())
+
+    @property
+    def total_blocks(self) -> int:
+        """What could be borrowed at best, if nobody else needed anything."""
+        return sum(max(0, view.num_blocks - self._keep_free) for view in self._views.values())
+
+    def lendable(self, view: PeerView) -> int:
+        return 0 if view.is_draining else max(0, view.free_blocks - self._keep_free)
+
+    def best_creditors(self, hint: Sequence[PeerView] = ()) -> list[PeerView]:
+        """Who to ask: the fresh hint in its own order if there is one, else most free first."""
+        known = [view for view in hint if self._can_lend(view)] or sorted(
+            self._views.values(), key=lambda view: (-view.free_blocks, view.inst_id)
+        )
+        return [view for view in known if self.lendable(view) > 0]
+
+    def _can_lend(self, view: PeerView) -> bool:
+        return view.model == self._model and view.block_bytes == self._block_bytes

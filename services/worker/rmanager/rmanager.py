@@ -1,0 +1,211 @@
+"""The rManager: what of this instance's memory is whose, and what of its requests lies elsewhere.
+
+Debtor side: moves, renewals, releases. Creditor side: reservations and their end. It answers the
+RManager service and the scheduler's wishes; the blocks themselves are kept by `kvcache`.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import grpc
+
+from protos.infinite_llm.v1 import types_pb2, worker_pb2
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.common.rpc import PROBE_DEADLINE_S
+from services.worker.distattention.debtor import Peer
+from services.worker.engine.engine import Engine
+from services.worker.engine.sequence import MoveOrder
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.lender import Lender
+from services.worker.kvcache.lending import Owner
+from services.worker.rmanager.clients import Clients, destination_view
+from services.worker.rmanager.heartbeat import Heartbeat, Holdings
+from services.worker.rmanager.mover import Mover
+from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.releaser import Releaser
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RManagerParts:
+    """Everything the rManager coordinates; built once in `__main__`."""
+
+    me: Peer
+    info: types_pb2.InstanceInfo
+    pool: BlockPool
+    lender: Lender
+    engine: Engine
+    peers: Peers
+    clients: Clients
+    mover: Mover
+    releaser: Releaser
+    is_pooling: bool
+
+
+class RManager:
+    def __init__(self, parts: RManagerParts) -> None:
+        self._parts = parts
+        self._tasks: set[asyncio.Task[int]] = set()
+        self._last_tokens = (0.0, 0)
+        self.is_draining = False
+        self.heartbeat = Heartbeat(parts.info, parts.clients, self._observe, self._on_view)
+
+    @property
+    def borrowable_blocks(self) -> int:
+        """Blocks that peers could lend at best."""
+        return self._parts.peers.total_blocks if self._parts.is_pooling else 0
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Heartbeats, renewals, expiry and releases, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.heartbeat.run())
+            tasks.create_task(self._parts.releaser.run())
+            tasks.create_task(self._renew_loop())
+            tasks.create_task(self._expire_loop())
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._parts.mover.close()
+        await self._parts.releaser.flush()
+        await self.heartbeat.deregister()
+        await self._parts.clients.close()
+
+    # -- debtor side ------------------------------------------------------------------------------
+
+    def start_moves(self, orders: list[MoveOrder], destination: PeerView | None = None) -> None:
+        """Run orders of the scheduler or the plan in the background."""
+        for order in orders:
+            task = asyncio.create_task(self._parts.mover.move(order, destination))
+            self._tasks.add(task)
+            task.add_done_callback(self._on_move_done)
+
+    async def move_kvcache(
+        self, request: worker_pb2.MoveKvCacheRequest
+    ) -> worker_pb2.MoveKvCacheResponse:
+        """The gManager's plan for this source (paper section 6)."""
+        if not self._parts.is_pooling or self.is_draining:
+            return worker_pb2.MoveKvCacheResponse(reason="this instance does not lend")
+        if request.source_incarnation not in (0, self._parts.me.incarnation):
+            return worker_pb2.MoveKvCacheResponse(reason="the plan is for an earlier start")
+        if request.dst.inst_id == self._parts.me.inst_id:
+            return worker_pb2.MoveKvCacheResponse(reason="source and destination are the same")
+        req_id, num_blocks = ReqId(request.req_id), request.num_blocks
+        order = await asyncio.wrap_future(
+            self._parts.engine.call(lambda s: s.begin_move(req_id, num_blocks))
+        )
+        if order is None:
+            return worker_pb2.MoveKvCacheResponse(reason="the request has no block that can move")
+        self.start_moves([order], destination_view(request.dst, len(order.block_ids)))
+        return worker_pb2.MoveKvCacheResponse(accepted=True)
+
+    async def _renew_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._parts.lender.lease_s / 4)
+            creditors = self._parts.engine.snapshot.creditors
+            await asyncio.gather(*(self._renew(c, ids) for c, ids in creditors.items()))
+
+    async def _renew(self, creditor: tuple[InstId, Incarnation], req_ids: frozenset[ReqId]) -> None:
+        inst_id, incarnation = creditor
+        request = worker_pb2.RenewLeasesRequest(
+            owner_inst_id=self._parts.me.inst_id,
+            owner_incarnation=self._parts.me.incarnation,
+            req_ids=sorted(req_ids),
+        )
+        stub = self._parts.clients.creditor(inst_id, incarnation)
+        try:
+            answer = await stub.RenewLeases(request, timeout=PROBE_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            # If it is gone, the next attention call says so within its own deadline.
+            logger.warning("instance %d renewed nothing: %s", inst_id, error.code().name)
+            return
+        lost = [ReqId(req_id) for req_id in answer.lost_req_ids]
+        if answer.incarnation != incarnation:
+            lost = sorted(req_ids)
+        if lost:
+            self._parts.engine.lose_parts(inst_id, lost)
+
+    def _on_move_done(self, task: asyncio.Task[int]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("move failed", exc_info=task.exception())
+
+    # -- creditor side ----------------------------------------------------------------------------
+
+    def try_move_kvcache(
+        self, request: worker_pb2.TryMoveKvCacheRequest
+    ) -> worker_pb2.TryMoveKvCacheResponse:
+        """Reserve, first come first served, or refuse; the grant is a lease on our own clock."""
+        refusal = worker_pb2.TryMoveKvCacheResponse
+        if not self._parts.is_pooling or self.is_draining:
+            return refusal(reason="this instance does not lend")
+        if request.dst_incarnation != self._parts.me.incarnation:
+            return refusal(reason="the reservation is for an earlier start")
+        owner = Owner(InstId(request.source_inst_id), Incarnation(request.source_incarnation))
+        grant = self._parts.lender.reserve(
+            owner, ReqId(request.req_id), MoveId(request.move_id), request.num_blocks
+        )
+        if grant is None:
+            return refusal(reason="not enough free blocks")
+        return worker_pb2.TryMoveKvCacheResponse(granted=True, lease_s=self._parts.lender.lease_s)
+
+    def renew_leases(
+        self, request: worker_pb2.RenewLeasesRequest
+    ) -> worker_pb2.RenewLeasesResponse:
+        owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
+        lost = self._parts.lender.renew(owner, [ReqId(req_id) for req_id in request.req_ids])
+        return worker_pb2.RenewLeasesResponse(
+            lost_req_ids=lost, incarnation=self._parts.me.incarnation
+        )
+
+    def release_kvcache(
+        self, request: worker_pb2.ReleaseKvCacheRequest
+    ) -> worker_pb2.ReleaseKvCacheResponse:
+        owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
+        move_id = MoveId(request.move_id) if request.move_id else None
+        released = self._parts.lender.release(owner, ReqId(request.req_id), move_id)
+        return worker_pb2.ReleaseKvCacheResponse(released_blocks=released)
+
+    async def _expire_loop(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for grant in self._parts.lender.expire():
+                logger.warning(
+                    "lease over: %d blocks of request %d, owner %d",
+                    len(grant.block_ids), grant.req_id, grant.owner.inst_id,
+                )  # fmt: skip
+
+    # -- heartbeat --------------------------------------------------------------------------------
+
+    def _observe(self) -> tuple[Holdings, types_pb2.InstanceLoad]:
+        snapshot, me = self._parts.engine.snapshot, self._parts.me.inst_id
+        holdings: Holdings = {**self._parts.lender.blocks_by_request()}
+        holdings |= {(req_id, me): count for req_id, count in snapshot.local_blocks.items()}
+        load = types_pb2.InstanceLoad(
+            free_blocks=self._parts.pool.num_free,
+            lent_blocks=self._parts.lender.num_lent_blocks,
+            borrowed_blocks=snapshot.borrowed_blocks,
+            running=snapshot.num_running,
+            waiting=snapshot.num_waiting,
+            waiting_blocks=snapshot.waiting_blocks,
+            tokens_per_s=self._tokens_per_s(snapshot.generated_tokens),
+            running_tokens=snapshot.running_tokens,
+            draining=self.is_draining,
+        )
+        return holdings, load
+
+    def _tokens_per_s(self, generated: int) -> float:
+        """Since the last heartbeat."""
+        now_s = asyncio.get_running_loop().time()
+        (then_s, before), self._last_tokens = self._last_tokens, (now_s, generated)
+        return (generated - before) / (now_s - then_s) if then_s else 0.0
+
+    def _on_view(self, views: list[PeerView]) -> None:
+        self._parts.peers.update(views)
+        if self._parts.is_pooling:
+            self._parts.engine.remote_free_blocks = self._parts.peers.free_blocks

@@ -1,0 +1,164 @@
+"""The worker's gRPC services: generation for the router, the rManager for its peers."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+
+from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from services.common.errors import ContextLengthExceeded, InvalidRequest, Unavailable
+from services.common.ids import ReqId, new_req_id
+from services.common.telemetry import req_id_context
+from services.worker.engine.engine import Engine
+from services.worker.engine.sequence import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SequenceOutput,
+)
+from services.worker.rmanager.rmanager import RManager
+from services.worker.streams import Streams
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_FINISH = {
+    FinishReason.STOP: worker_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: worker_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: worker_pb2.FINISH_REASON_ABORT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask of this instance and the peers that it knows."""
+
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    eos_token_ids: frozenset[int]
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    def __init__(
+        self, engine: Engine, streams: Streams, limits: Limits, rmanager: RManager
+    ) -> None:
+        self._engine = engine
+        self._streams = streams
+        self._limits = limits
+        self._rmanager = rmanager
+
+    async def Generate(
+        self, request: worker_pb2.GenerateTokensRequest, context: Context
+    ) -> AsyncGenerator[worker_pb2.GenerateTokensResponse, None]:
+        if self._rmanager.is_draining:
+            raise Unavailable("the instance is draining")
+        checked = self._check(request)
+        req_id_context.set(checked.req_id)
+        with self._streams.open(checked.req_id) as outputs:
+            is_finished = False
+            try:
+                await self._submit(checked)
+                while not is_finished:
+                    output = await outputs.get()
+                    if output.error is not None:
+                        is_finished = True
+                        raise output.error
+                    is_finished = output.is_last
+                    yield _response(output)
+            finally:
+                if not is_finished:
+                    self._abort(checked.req_id)
+
+    async def Abort(
+        self, request: worker_pb2.AbortRequest, context: Context
+    ) -> worker_pb2.AbortResponse:
+        req_id = ReqId(request.req_id)
+        if await asyncio.wrap_future(self._engine.call(lambda s: s.abort(req_id))):
+            ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
+            self._streams.on_outputs([ended])
+        return worker_pb2.AbortResponse()
+
+    async def _submit(self, request: Request) -> None:
+        if not self._engine.is_alive:
+            raise Unavailable("the engine has stopped")
+        await asyncio.wrap_future(self._engine.call(lambda s: s.add(request, time.monotonic())))
+
+    def _abort(self, req_id: ReqId) -> None:
+        self._engine.call(lambda s: s.abort(req_id))
+
+    def _check(self, request: worker_pb2.GenerateTokensRequest) -> Request:
+        limits, prompt = self._limits, tuple(request.prompt_token_ids)
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if max(prompt) >= limits.vocab_size:
+            raise InvalidRequest(f"token ids must be below {limits.vocab_size}", "prompt")
+        if request.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
+        capacity = min(limits.max_model_len, self._capacity_tokens())
+        if len(prompt) + request.max_tokens > capacity:
+            raise ContextLengthExceeded(
+                f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
+                f"{capacity} tokens that one request may use",
+                "prompt",
+            )
+        ends = frozenset(request.stop_token_ids)
+        return Request(
+            ReqId(request.req_id) if request.req_id else new_req_id(),
+            prompt,
+            request.max_tokens,
+            _sampling(request.sampling),
+            ends if request.ignore_eos else ends | limits.eos_token_ids,
+        )
+
+    def _capacity_tokens(self) -> int:
+        """KV that the whole cluster could give one request."""
+        return (
+            self._limits.num_blocks + self._rmanager.borrowable_blocks
+        ) * self._limits.block_size
+
+
+class RManagerServicer(worker_pb2_grpc.RManagerServicer):
+    def __init__(self, rmanager: RManager) -> None:
+        self._rmanager = rmanager
+
+    async def MoveKvCache(
+        self, request: worker_pb2.MoveKvCacheRequest, context: Context
+    ) -> worker_pb2.MoveKvCacheResponse:
+        return await self._rmanager.move_kvcache(request)
+
+    async def TryMoveKvCache(
+        self, request: worker_pb2.TryMoveKvCacheRequest, context: Context
+    ) -> worker_pb2.TryMoveKvCacheResponse:
+        return self._rmanager.try_move_kvcache(request)
+
+    async def RenewLeases(
+        self, request: worker_pb2.RenewLeasesRequest, context: Context
+    ) -> worker_pb2.RenewLeasesResponse:
+        return self._rmanager.renew_leases(request)
+
+    async def ReleaseKvCache(
+        self, request: worker_pb2.ReleaseKvCacheRequest, context: Context
+    ) -> worker_pb2.ReleaseKvCacheResponse:
+        return self._rmanager.release_kvcache(request)
+
+
+def _sampling(params: types_pb2.SamplingParams) -> SamplingParams:
+    if not 0.0 <= params.temperature <= 100.0:
+        raise InvalidRequest("temperature must lie in 0..100", "temperature")
+    # Unset travels as 0, which no caller can mean: an empty distribution.
+    top_p = params.top_p or 1.0
+    if not 0.0 < top_p <= 1.0:
+        raise InvalidRequest("top_p must lie in (0, 1]", "top_p")
+    seed = params.seed if params.HasField("seed") else new_req_id()
+    return SamplingParams(params.temperature, top_p, params.top_k, seed)
+
+
+def _response(output: SequenceOutput) -> worker_pb2.GenerateTokensResponse:
+    reason = worker_pb2.FINISH_REASON_UNSPECIFIED
+    if output.finish_reason is not None:
+        reason = _FINISH[output.finish_reason]
+    return worker_pb2.GenerateTokensResponse(token_ids=output.token_ids, finish_reason=reason)
