@@ -5,13 +5,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from services.common.errors import ConfigError, InfiniteLLMError
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
+
+Result = TypeVar("Result")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger(__name__)
@@ -32,6 +35,19 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return EXIT_FAILURE
     return EXIT_OK
+
+
+async def until_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event) -> Result | None:
+    """Runs the work to its end; once `stop` is set it is cancelled, clean-up included: None."""
+    running = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await asyncio.wait([running])
+    return None if running.cancelled() else running.result()
 
 
 async def _run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

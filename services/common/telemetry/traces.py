@@ -7,6 +7,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
+# A collector that is away must not hold up the end of the process.
+EXPORT_DEADLINE_S = 2
+
 
 def configure_tracing(service: str, otlp_endpoint: str | None) -> TracerProvider:
     """Installs the process's tracer provider; spans go nowhere while the endpoint is empty.
@@ -17,7 +20,9 @@ def configure_tracing(service: str, otlp_endpoint: str | None) -> TracerProvider
         sampler=ParentBased(ALWAYS_ON), resource=Resource.create({"service.name": service})
     )
     if otlp_endpoint:
-        exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=True)
+        exporter = OTLPSpanExporter(
+            endpoint=otlp_endpoint, insecure=True, timeout=EXPORT_DEADLINE_S
+        )
         provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return provider

@@ -1,0 +1,80 @@
+"""`python -m services.local up|demo|status`: the whole cluster on one machine."""
+
+import argparse
+import asyncio
+import os
+import sys
+
+from rich.console import Console
+
+from services.common.lifecycle import EXIT_FAILURE, EXIT_OK, run, until_stopped
+from services.local.demo import Report, demo
+from services.local.options import DEFAULT_INSTANCES, DEFAULT_KV_BLOCKS, DEFAULT_PORT, Options
+from services.local.status import find_gmanager, status
+from services.local.up import up
+
+_DEFAULT_MODEL = "smollm2-135m-instruct"
+# Where nobody says how wide the output is.
+_PLAIN_WIDTH = 100
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m services.local", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("up", "start a cluster, send it one long prompt, serve until Ctrl-C"),
+        ("demo", "check a pooled cluster against one big instance; one JSON object at the end"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--model", default=_DEFAULT_MODEL, help="name, folder or hub id")
+        command.add_argument("--instances", type=int, default=DEFAULT_INSTANCES)
+        command.add_argument("--kv-blocks", type=int, default=DEFAULT_KV_BLOCKS)
+        command.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+        command.add_argument("--max-new-tokens", type=int, default=48)
+    up_command = commands.choices["up"]
+    up_command.add_argument("--port", type=int, default=DEFAULT_PORT, help="HTTP; gRPC is next")
+    up_command.add_argument("--no-prompt", action="store_true", help="only serve")
+    status_command = commands.add_parser("status", help="draw the Request Placement Map")
+    status_command.add_argument("--port", type=int, default=DEFAULT_PORT, help="the cluster's HTTP")
+    status_command.add_argument("--gmanager", help="host:port of any gManager instead")
+    status_command.add_argument("--watch", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    return Options(
+        model=arguments.model,
+        instances=arguments.instances,
+        kv_blocks=arguments.kv_blocks,
+        dtype=arguments.dtype,
+        max_new_tokens=arguments.max_new_tokens,
+        environ=os.environ,
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    reports: list[Report] = []
+
+    async def command(stop: asyncio.Event) -> None:
+        match arguments.command:
+            case "up":
+                with_prompt = not arguments.no_prompt
+                await up(_options(arguments), arguments.port, with_prompt, console, stop)
+            case "demo":
+                report = await until_stopped(demo(_options(arguments), console), stop)
+                reports.extend([report] if report else [])
+            case "status":
+                address = arguments.gmanager or find_gmanager(arguments.port)
+                await status(address, arguments.watch, console, stop)
+
+    exit_status = run(command)
+    if exit_status or arguments.command != "demo":
+        return exit_status
+    for report in reports:
+        print(report.to_json())
+    return EXIT_OK if reports and reports[0].is_good else EXIT_FAILURE
+
+
+if __name__ == "__main__":
+    sys.exit(main(_parse(sys.argv[1:])))

@@ -1,0 +1,56 @@
+"""Reads the Request Placement Map from a gManager, for people and for tests."""
+
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import grpc
+
+from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc
+from services.common.rpc import CONTROL_DEADLINE_S, error_from_rpc, open_channel
+
+ClusterView: TypeAlias = gmanager_pb2.GetClusterViewResponse
+
+
+class MapReader:
+    """One connection to one gManager, closed at the end of the `async with`."""
+
+    def __init__(self, gmanager_address: str) -> None:
+        self._channel = open_channel(gmanager_address)
+        self._stub = gmanager_pb2_grpc.GManagerStub(self._channel)
+
+    async def read(self) -> ClusterView:
+        try:
+            return await self._stub.GetClusterView(
+                gmanager_pb2.GetClusterViewRequest(), timeout=CONTROL_DEADLINE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+
+def is_idle(view: ClusterView) -> bool:
+    """Every block of every instance is free, and nobody holds anything for anybody."""
+    return not view.entries and all(
+        instance.load.free_blocks == instance.info.num_blocks
+        and instance.load.lent_blocks == instance.load.borrowed_blocks == 0
+        for instance in view.instances
+    )
+
+
+def num_leaked_blocks(view: ClusterView) -> int:
+    """Blocks that are not free; only meaningful once nothing runs any more."""
+    return sum(instance.info.num_blocks - instance.load.free_blocks for instance in view.instances)
+
+
+def num_borrowed_blocks(view: ClusterView) -> int:
+    return sum(instance.load.borrowed_blocks for instance in view.instances)

@@ -1,0 +1,55 @@
+"""A long prompt out of this repository's own texts, of a wanted length in tokens."""
+
+import json
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from services.common.errors import ConfigError
+from services.local.client import ChatRequest
+from services.local.plan import ClusterSpec
+
+_REPO_ROOT = Path(__file__).parents[2]
+_QUESTION = "\n\nIn two sentences: what is the text above about?"
+#: Longest prompt of a demonstration; a CPU needs several seconds for each thousand tokens.
+_MAX_TOKENS = 6000
+#: Room for the question and the chat template.
+_MARGIN_TOKENS = 96
+#: How far beyond one instance the prompt goes, and how much of the cluster it may fill.
+_BEYOND_ONE = 1.35
+_SHARE_OF_ALL = 0.9
+
+
+def choose_num_tokens(spec: ClusterSpec, max_model_len: int, max_new_tokens: int) -> int:
+    """More than one instance holds, but not more than the cluster and the model allow."""
+    wanted = int(spec.instance_capacity_tokens * _BEYOND_ONE)
+    pool = int(spec.instance_capacity_tokens * spec.num_instances * _SHARE_OF_ALL)
+    limit = min(pool, max_model_len) - max_new_tokens - _MARGIN_TOKENS
+    return max(1, min(wanted, limit, _MAX_TOKENS))
+
+
+def build_request(spec: ClusterSpec, max_new_tokens: int) -> ChatRequest:
+    """A prompt that needs more KV memory than one instance of the cluster has."""
+    model_config = json.loads((spec.model / "config.json").read_text())
+    max_model_len = model_config["max_position_embeddings"]
+    num_tokens = choose_num_tokens(spec, max_model_len, max_new_tokens)
+    tokenizer = Tokenizer.from_file(str(spec.model / "tokenizer.json"))
+    prompt = cut_text(tokenizer, _repository_texts(), num_tokens) + _QUESTION
+    return ChatRequest(spec.model_name, prompt, max_new_tokens)
+
+
+def cut_text(tokenizer: Tokenizer, texts: Sequence[str], num_tokens: int) -> str:
+    """The texts one after the other, over and over, up to `num_tokens` tokens."""
+    token_ids: list[int] = []
+    for text in cycle(texts):
+        token_ids.extend(tokenizer.encode(text, add_special_tokens=False).ids)
+        if len(token_ids) >= num_tokens:
+            return str(tokenizer.decode(token_ids[:num_tokens]))
+    raise ConfigError("there is no text to build a prompt from")
+
+
+def _repository_texts() -> list[str]:
+    files = [*sorted((_REPO_ROOT / "docs").glob("*.md")), _REPO_ROOT / "LICENSE"]
+    return [file.read_text() for file in files if file.is_file()]

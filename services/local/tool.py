@@ -1,0 +1,68 @@
+"""Runs one helper program to its end: fetching a model, compiling the kernels.
+
+A program of its own, so that Ctrl-C ends the work at once, whatever it is doing.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from services.common.errors import ConfigError
+from services.local.process import child_environ
+
+_BUILD_KERNELS = (
+    "from kernels.native.build import BuildError, build_library, default_cache_dir\n"
+    "try:\n"
+    "    build_library(default_cache_dir())\n"
+    "except BuildError as error:\n"
+    "    raise SystemExit(str(error))\n"
+)
+
+
+async def resolve_model(name: str, say: Callable[[str], None], environ: Mapping[str, str]) -> Path:
+    """The model's folder; fetches and converts it where this machine has not done so yet."""
+    argv = ("-m", "services.common.model_store", name)
+    status, output, errors = await _run_python(argv, say, environ)
+    if status != 0:
+        raise ConfigError(errors[-1] if errors else f"model {name!r} cannot be prepared")
+    return Path(output.strip())
+
+
+async def build_kernels(say: Callable[[str], None], environ: Mapping[str, str]) -> None:
+    """Compiles the C++ kernels once, before several workers would each do it.
+
+    Where it fails the workers fall back to slower kernels.
+    """
+    await _run_python(("-c", _BUILD_KERNELS), say, environ)
+
+
+async def _run_python(
+    arguments: tuple[str, ...], say: Callable[[str], None], environ: Mapping[str, str]
+) -> tuple[int, str, list[str]]:
+    """Exit status, standard output, and the lines of standard error, each said as it comes."""
+    launcher = ("-m", "services.local.launch", str(os.getpid()), sys.executable)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *launcher,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=child_environ(environ, {}),
+        start_new_session=True,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    lines = []
+    try:
+        async for raw in child.stderr:
+            lines.append(raw.decode(errors="replace").rstrip())
+            say(f"  {lines[-1]}")
+        output = await child.stdout.read()
+        return await child.wait(), output.decode(), lines
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
