@@ -2,7 +2,7 @@
 
 Every message is one fixed head and a payload whose size the head gives and the kind bounds:
 
-    kind      index         count     ident      payload
+    kind      item          detail    ident      payload
     HELLO     -             -         -          Hello: who, to whom, geometry
     WELCOME   -             -         -          -
     PLAN      number of parts, rows   step       RemotePart, one after another
@@ -84,8 +84,8 @@ class Head(NamedTuple):
     """The fixed start of every message; the module's table says what the fields mean."""
 
     kind: Kind
-    index: int = 0
-    count: int = 0
+    item: int = 0
+    detail: int = 0
     ident: int = 0
     payload_bytes: int = 0
 
@@ -94,7 +94,7 @@ class Head(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Self:
-        magic, version, number, index, count, ident, payload_bytes = _HEAD.unpack(data)
+        magic, version, number, item, detail, ident, payload_bytes = _HEAD.unpack(data)
         if magic != _MAGIC:
             raise WireError(ErrorCode.BAD_MESSAGE, "not a message of the data plane")
         if version != VERSION:
@@ -106,7 +106,7 @@ class Head(NamedTuple):
         if payload_bytes > MAX_PAYLOAD_BYTES[kind]:
             text = f"{kind.name} with {payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES[kind]}"
             raise WireError(ErrorCode.BAD_MESSAGE, text)
-        return cls(kind, index, count, ident, payload_bytes)
+        return cls(kind, item, detail, ident, payload_bytes)
 
 
 class KvDtype(IntEnum):
@@ -153,7 +153,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Sent first by the owner. `max_rows` is what it may ask for at once; 0 for block copies only."""
+    """Sent first by the owner. `max_rows`: what it may ask for at once; 0 for block copies only."""
 
     owner_inst_id: InstId
     owner_incarnation: Incarnation
@@ -182,15 +182,29 @@ class Hello:
     def unpack(cls, data: bytes | bytearray) -> Self:
         if len(data) != _HELLO.size:
             raise WireError(ErrorCode.BAD_MESSAGE, f"HELLO of {len(data)} bytes")
-        owner, owner_incarnation, creditor, incarnation, *shape, dtype, max_rows = _HELLO.unpack(data)
-        if dtype not in KvDtype:
-            raise WireError(ErrorCode.MISMATCH, f"unknown KV dtype {dtype}")
+        (
+            owner,
+            owner_incarnation,
+            creditor,
+            creditor_incarnation,
+            num_layers,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            dtype,
+            max_rows,
+        ) = _HELLO.unpack(data)
+        try:
+            kv_dtype = KvDtype(dtype)
+        except ValueError:
+            raise WireError(ErrorCode.MISMATCH, f"unknown KV dtype {dtype}") from None
         return cls(
             InstId(owner),
             Incarnation(owner_incarnation),
             InstId(creditor),
-            Incarnation(incarnation),
-            Geometry(*shape, KvDtype(dtype)),
+            Incarnation(creditor_incarnation),
+            Geometry(num_layers, num_heads, num_kv_heads, head_dim, block_size, kv_dtype),
             max_rows,
         )
 

@@ -1,0 +1,101 @@
+"""The creditor's side of the data plane: one listening socket, one thread per connection.
+
+Started by the worker's server; answers beside the instance's own step, which goes on meanwhile.
+"""
+
+import logging
+import socket
+import threading
+from contextlib import suppress
+
+from services.worker.distattention.address import bound_address, close_listener, listen, tune
+from services.worker.distattention.connection import Connection, Serving
+from services.worker.distattention.stream import Stream
+from services.worker.distattention.wire import ErrorCode, Head, Kind
+
+__all__ = ["CreditorServer", "Serving"]
+
+#: How long a peer may take for one message it has begun.
+_MESSAGE_TIMEOUT_S = 10.0
+_RETRY_ACCEPT_S = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+class CreditorServer:
+    """Owns the listener and the connections' threads. `start` once."""
+
+    def __init__(self, address: str, serving: Serving, max_connections: int = 64) -> None:
+        """Listens at once, so that `address` can be told to others before `start`."""
+        self._serving = serving
+        self._max_connections = max_connections
+        self._listener = listen(address)
+        self._is_stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._connections: dict[Connection, threading.Thread] = {}
+        self._acceptor = threading.Thread(target=self._accept, name="creditor-accept")
+
+    @property
+    def address(self) -> str:
+        """Where others connect; the real port where port 0 was asked for."""
+        return bound_address(self._listener)
+
+    @property
+    def num_connections(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def stop(self) -> None:
+        """Cuts every connection and returns when all threads have ended. Idempotent."""
+        if self._is_stopping.is_set():
+            return
+        self._is_stopping.set()
+        with suppress(OSError):
+            # Wakes the thread in accept(); closing alone does not.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._acceptor.ident is not None:
+            self._acceptor.join()
+        close_listener(self._listener)
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections:
+            connection.shutdown()
+        for thread in connections.values():
+            thread.join()
+
+    def _accept(self) -> None:
+        while not self._is_stopping.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._is_stopping.is_set():
+                    _log.warning("cannot accept: %s", error)
+                    self._is_stopping.wait(_RETRY_ACCEPT_S)
+                continue
+            try:
+                self._admit(Stream(tune(sock), _MESSAGE_TIMEOUT_S))
+            except OSError as error:
+                _log.debug("connection gone before it was admitted: %s", error)
+                sock.close()
+
+    def _admit(self, stream: Stream) -> None:
+        if self.num_connections >= self._max_connections:
+            _log.warning("refused a connection beyond %d", self._max_connections)
+            stream.send(Head(Kind.ERROR, ErrorCode.BUSY), b"too many connections")
+            stream.close()
+            return
+        connection = Connection(self._serving, stream)
+        thread = threading.Thread(target=self._run, args=(connection,), name="creditor-connection")
+        with self._lock:
+            self._connections[connection] = thread
+        thread.start()
+
+    def _run(self, connection: Connection) -> None:
+        try:
+            connection.run()
+        finally:
+            with self._lock:
+                del self._connections[connection]

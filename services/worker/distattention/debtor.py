@@ -1,0 +1,106 @@
+"""The owner's side of DistAttention: asks one creditor for its part of every layer's attention.
+
+Used by the engine thread alone. Per step: `begin_step`, then for each layer `send_query`, the
+local part meanwhile, `receive_partial`, merge.
+
+Neither end can block the other: the creditor reads a query whole before it answers, and the owner
+never sends while an answer is outstanding. So a query or a partial may be larger than what the
+sockets buffer.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from kernels.partial import AttentionPartial
+from services.common.errors import InternalError
+from services.worker.distattention.link import PeerLink
+from services.worker.distattention.memory import PartialBuffer, tensor_bytes
+from services.worker.distattention.metrics import SideMetrics
+from services.worker.distattention.wire import (
+    ErrorCode,
+    Geometry,
+    Head,
+    Kind,
+    Peer,
+    RemotePart,
+    WireError,
+    pack_parts,
+)
+
+__all__ = ["CreditorChannel", "Peer", "RemotePart"]
+
+
+class CreditorChannel:
+    """One owner's connection to one creditor, opened by the constructor.
+
+    Every failure of the other side or of the connection is PartLost, and the channel is closed
+    from then on. Misuse by the engine is InternalError and sends nothing.
+    """
+
+    def __init__(
+        self,
+        me: Peer,
+        creditor: Peer,
+        geometry: Geometry,
+        max_rows: int,
+        deadline_s: float,
+        metrics: SideMetrics | None = None,
+    ) -> None:
+        self._geometry = geometry
+        self._max_rows = max_rows
+        self._metrics = metrics
+        self._buffer = PartialBuffer(geometry, max_rows)
+        self._partial, self._partial_bytes = self._buffer.view(0)
+        self._num_rows = 0
+        self._step = 0
+        self._pending_layer: int | None = None
+        self._link = PeerLink(me, creditor, geometry, max_rows, deadline_s)
+
+    def begin_step(self, parts: Sequence[RemotePart]) -> None:
+        """Tells the creditor which parts the rows of this step read: rows of parts[0] first."""
+        num_rows = sum(part.num_rows for part in parts)
+        if not 0 < num_rows <= self._max_rows:
+            raise InternalError(f"{num_rows} rows in a step, at most {self._max_rows}")
+        if self._pending_layer is not None:
+            # A step that was given up midway (another creditor was lost) left one answer behind.
+            self.receive_partial(self._pending_layer)
+        self._step += 1
+        self._num_rows = num_rows
+        self._partial, self._partial_bytes = self._buffer.view(num_rows)
+        with self._link as link:
+            link.send(Head(Kind.PLAN, len(parts), num_rows, self._step), pack_parts(parts))
+
+    def send_query(self, layer: int, q: torch.Tensor) -> None:
+        """`q`: float32 [rows, num_heads, head_dim], scaled. May be reused once this returns."""
+        expected = (self._num_rows, self._geometry.num_heads, self._geometry.head_dim)
+        if q.shape != expected or q.dtype != torch.float32:
+            raise InternalError(f"query {q.dtype} {tuple(q.shape)}, not float32 {expected}")
+        if self._pending_layer is not None:
+            raise InternalError(f"the partial of layer {self._pending_layer} was not received")
+        with self._link as link:
+            head = Head(Kind.QUERY, layer, self._num_rows, self._step)
+            link.send(head, tensor_bytes(q.contiguous()))
+        self._pending_layer = layer
+
+    def receive_partial(self, layer: int) -> AttentionPartial:
+        """The answer to the query of this layer: views that are valid until the next call."""
+        if self._pending_layer != layer:
+            raise InternalError(f"no query of layer {layer} is under way")
+        self._pending_layer = None
+        started = time.perf_counter()
+        with self._link as link:
+            head = link.expect(Kind.PARTIAL)
+            size = len(self._partial_bytes)
+            if head != (Kind.PARTIAL, layer, self._num_rows, self._step, size):
+                text = f"answer {head} to layer {layer}, {self._num_rows} rows, step {self._step}"
+                raise WireError(ErrorCode.BAD_MESSAGE, text)
+            link.receive_into(self._partial_bytes)
+        if self._metrics is not None:
+            num_bytes = size + self._geometry.query_bytes(self._num_rows)
+            self._metrics.record_query(self._num_rows, num_bytes, time.perf_counter() - started)
+        return self._partial
+
+    def close(self) -> None:
+        self._link.close()

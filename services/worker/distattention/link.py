@@ -1,0 +1,93 @@
+"""The owner's end of one connection to one other instance. Under `debtor` and `transfer`."""
+
+from types import TracebackType
+from typing import Self
+
+from services.common.errors import PartLost
+from services.worker.distattention.address import connect
+from services.worker.distattention.stream import Stream
+from services.worker.distattention.wire import (
+    ErrorCode,
+    Geometry,
+    Head,
+    Hello,
+    Kind,
+    Peer,
+    WireError,
+)
+
+
+class PeerLink:
+    """Connects and greets; then a scope (`with link: ...`) in which every failure of the
+    connection becomes PartLost and closes it for good. A closed link raises on entry."""
+
+    def __init__(
+        self, me: Peer, peer: Peer, geometry: Geometry, max_rows: int, deadline_s: float
+    ) -> None:
+        self._peer = peer
+        self._stream: Stream | None = None
+        hello = Hello(
+            me.inst_id, me.incarnation, peer.inst_id, peer.incarnation, geometry, max_rows
+        )
+        try:
+            self._stream = Stream(connect(peer.data_address, deadline_s), deadline_s)
+        except OSError as error:
+            raise self._lost(error) from error
+        with self:
+            self.send(Head(Kind.HELLO), hello.pack())
+            self.expect(Kind.WELCOME)
+
+    def send(self, head: Head, payload: bytes | memoryview = b"") -> None:
+        self._open_stream().send(head, payload)
+
+    def expect(self, kind: Kind) -> Head:
+        """The head of the next message, which must be of this kind."""
+        stream = self._open_stream()
+        head = stream.receive_head()
+        if head.kind is Kind.ERROR:
+            text = stream.receive_bytes(head.payload_bytes).decode(errors="replace")
+            raise WireError(_error_code(head.item), text)
+        if head.kind is not kind:
+            raise WireError(ErrorCode.BAD_MESSAGE, f"{head.kind.name} instead of {kind.name}")
+        return head
+
+    def receive_into(self, payload: memoryview) -> None:
+        self._open_stream().receive_into(payload)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def __enter__(self) -> Self:
+        self._open_stream()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        # Whatever interrupted a message, what follows in the stream has no meaning any more.
+        self.close()
+        if isinstance(error, OSError | WireError):
+            raise self._lost(error) from error
+
+    def _open_stream(self) -> Stream:
+        if self._stream is None:
+            raise PartLost(self._peer.inst_id, "the connection is closed")
+        return self._stream
+
+    def _lost(self, error: OSError | WireError) -> PartLost:
+        text = f"{error.error.name}: {error}" if isinstance(error, WireError) else str(error)
+        return PartLost(self._peer.inst_id, text or type(error).__name__)
+
+
+def _error_code(number: int) -> ErrorCode:
+    try:
+        return ErrorCode(number)
+    except ValueError:
+        return ErrorCode.INTERNAL

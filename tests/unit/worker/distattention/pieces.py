@@ -1,0 +1,224 @@
+"""A creditor small enough for tests: its lender, its pool, and a hand-driven owner."""
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from kernels.partial import AttentionPartial, PagedRows
+from kernels.reference import ReferenceKernels
+from services.common.errors import PartLost
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.worker.distattention.address import bound_address, close_listener, connect, listen
+from services.worker.distattention.connection import Serving
+from services.worker.distattention.creditor import CreditorServer
+from services.worker.distattention.debtor import CreditorChannel
+from services.worker.distattention.memory import geometry_of
+from services.worker.distattention.metrics import DataPlaneMetrics
+from services.worker.distattention.stream import Stream
+from services.worker.distattention.transfer import BlockSender
+from services.worker.distattention.wire import (
+    HEAD_BYTES,
+    Geometry,
+    Head,
+    Hello,
+    Kind,
+    Peer,
+)
+from services.worker.kvcache.lending import LentPart
+
+NUM_HEADS = 6
+MAX_ROWS = 512
+DEADLINE_S = 10.0
+MOVE = MoveId(77)
+
+
+def owner_peer(inst_id: int = 1) -> Peer:
+    return Peer(InstId(inst_id), Incarnation(1000 + inst_id), "")
+
+
+def new_pool(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """12 blocks of 2 layers, 2 KV heads, 16 tokens, 64 values."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(12, 2, 2, 2, 16, 64, generator=generator).to(dtype)
+
+
+def new_query(num_rows: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(num_rows, NUM_HEADS, 64, generator=torch.Generator().manual_seed(seed))
+
+
+def computed(
+    q: torch.Tensor, pool: torch.Tensor, layer: int, parts: list[tuple[int, list[int]]]
+) -> AttentionPartial:
+    """What one call of the kernel on this side says; `parts` are (rows, blocks)."""
+    rows = PagedRows.build(
+        [num_rows for num_rows, _ in parts],
+        [blocks for _, blocks in parts],
+        [16 * len(blocks) for _, blocks in parts],
+        causal=False,
+        num_blocks=pool.shape[0],
+        block_size=16,
+    )
+    out = AttentionPartial.allocate(*q.shape)
+    ReferenceKernels().micro_attention(q, pool, layer, rows, out)
+    return out
+
+
+def assert_same(left: AttentionPartial, right: AttentionPartial) -> None:
+    for name in ("acc", "max", "sum"):
+        assert torch.equal(getattr(left, name), getattr(right, name)), name
+
+
+@dataclass
+class FakeLender:
+    """Lends what a test writes into it, and remembers what is pinned."""
+
+    parts: dict[tuple[int, int, tuple[int, ...]], list[int]] = field(default_factory=dict)
+    moves: dict[int, list[int]] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    pins: Counter[int] = field(default_factory=Counter)
+    received: SimpleQueue[tuple[int, int, bool]] = field(default_factory=SimpleQueue)
+
+    def lend(self, owner: Peer, req_id: int, block_ids: list[int]) -> None:
+        self.parts[(owner.incarnation, req_id, (MOVE,))] = block_ids
+
+    def begin_receive(self, move_id: MoveId, index: int) -> int:
+        try:
+            return self.moves[move_id][index]
+        except LookupError:
+            raise PartLost(InstId(2), f"no move {move_id}") from None
+
+    def end_receive(self, move_id: MoveId, index: int, ok: bool) -> None:
+        self.received.put((move_id, index, ok))
+
+    def open_part(
+        self,
+        owner_inst_id: InstId,
+        owner_incarnation: Incarnation,
+        req_id: ReqId,
+        move_ids: tuple[MoveId, ...],
+    ) -> LentPart:
+        block_ids = self.parts.get((owner_incarnation, req_id, move_ids))
+        if block_ids is None:
+            raise PartLost(InstId(2), f"no request {req_id}")
+        return LentPart((), block_ids)
+
+    def begin_use(self, part: LentPart) -> None:
+        if self.gone.intersection(part.block_ids):
+            raise PartLost(InstId(2), "the lease ended")
+        self.pins.update(part.block_ids)
+
+    def end_use(self, part: LentPart) -> None:
+        self.pins.subtract(part.block_ids)
+
+
+class Creditor:
+    """A running CreditorServer with everything around it."""
+
+    def __init__(self, address: str, pool: torch.Tensor, max_connections: int = 64) -> None:
+        self.pool = pool
+        self.lender = FakeLender()
+        self.registry = CollectorRegistry()
+        self.geometry = geometry_of(pool, NUM_HEADS)
+        self.metrics = DataPlaneMetrics(self.registry)
+        serving = Serving(
+            Peer(InstId(2), Incarnation(2002), address),
+            self.geometry,
+            self.lender,
+            pool,
+            ReferenceKernels(),
+            MAX_ROWS,
+            self.metrics.creditor,
+        )
+        self.server = CreditorServer(address, serving, max_connections)
+        self.peer = Peer(InstId(2), Incarnation(2002), self.server.address)
+        self.server.start()
+
+    def channel(self, me: Peer, creditor: Peer | None = None) -> CreditorChannel:
+        return CreditorChannel(me, creditor or self.peer, self.geometry, MAX_ROWS, DEADLINE_S)
+
+    def sender(self, me: Peer) -> BlockSender:
+        return BlockSender(me, self.peer, self.geometry, DEADLINE_S, self.metrics.debtor)
+
+    def count(self, name: str, side: str) -> float | None:
+        return self.registry.get_sample_value(f"infinite_llm_{name}_total", {"side": side})
+
+
+class RawOwner:
+    """An owner that may say anything."""
+
+    def __init__(self, creditor: Creditor, is_greeting: bool = True) -> None:
+        self.sock = connect(creditor.peer.data_address, DEADLINE_S)
+        self.stream = Stream(self.sock, DEADLINE_S)
+        if is_greeting:
+            self.say(Head(Kind.HELLO), greeting(creditor))
+            assert self.stream.receive_head().kind is Kind.WELCOME
+
+    def say(self, head: Head, payload: bytes | memoryview = b"") -> None:
+        self.stream.send(head, payload)
+
+    def hear_error(self) -> tuple[int, str]:
+        """The ERROR that comes, after which the creditor must have hung up."""
+        head = self.stream.receive_head()
+        assert head.kind is Kind.ERROR
+        text = self.stream.receive_bytes(head.payload_bytes).decode()
+        self.sock.shutdown(socket.SHUT_WR)
+        assert self.sock.recv(1) == b""
+        self.sock.close()
+        return head.item, text
+
+    def hang_up(self) -> None:
+        """Ends in the middle of whatever was said, and waits until the creditor has noticed."""
+        self.sock.shutdown(socket.SHUT_WR)
+        assert self.sock.recv(1) == b""
+        self.sock.close()
+
+
+def greeting(creditor: Creditor, geometry: Geometry | None = None, max_rows: int = 8) -> bytes:
+    me, peer = owner_peer(), creditor.peer
+    return Hello(
+        me.inst_id,
+        me.incarnation,
+        peer.inst_id,
+        peer.incarnation,
+        geometry or creditor.geometry,
+        max_rows,
+    ).pack()
+
+
+def message(head: Head, payload: bytes = b"") -> bytes:
+    return head._replace(payload_bytes=len(payload)).pack() + payload
+
+
+def take(sock: socket.socket, num_messages: int) -> None:
+    """Reads whole messages and forgets them."""
+    for _ in range(num_messages):
+        head = Head.unpack(sock.recv(HEAD_BYTES, socket.MSG_WAITALL))
+        sock.recv(head.payload_bytes, socket.MSG_WAITALL)
+
+
+class ScriptedCreditor:
+    """Welcomes one owner, then does what the script says with the connection."""
+
+    def __init__(self, address: str, script: Callable[[socket.socket], None]) -> None:
+        self._listener = listen(address)
+        self.peer = Peer(InstId(2), Incarnation(2002), bound_address(self._listener))
+        self._script = script
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        sock, _ = self._listener.accept()
+        with sock:
+            take(sock, 1)
+            sock.sendall(message(Head(Kind.WELCOME)))
+            self._script(sock)
+
+    def join(self) -> None:
+        self._thread.join()
+        close_listener(self._listener)

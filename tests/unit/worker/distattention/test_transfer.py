@@ -1,0 +1,121 @@
+import threading
+
+import pytest
+import torch
+
+from services.common.errors import InternalError, PartLost
+from services.common.ids import MoveId
+from services.worker.distattention.memory import geometry_of, tensor_bytes
+from services.worker.distattention.wire import ErrorCode, Head, Kind
+from tests.unit.worker.distattention.pieces import (
+    MOVE,
+    NUM_HEADS,
+    Creditor,
+    RawOwner,
+    new_pool,
+    owner_peer,
+)
+
+ME = owner_peer()
+
+
+def blocks_of(pool: torch.Tensor) -> list[memoryview]:
+    size = geometry_of(pool, NUM_HEADS).block_bytes
+    whole = tensor_bytes(pool)
+    return [whole[i * size : (i + 1) * size] for i in range(pool.shape[0])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_blocks_arrive_bit_for_bit(address: str, dtype: torch.dtype) -> None:
+    source, creditor = new_pool(dtype, seed=5), Creditor(address, new_pool(dtype, seed=6))
+    before = creditor.pool.clone()
+    creditor.lender.moves[MOVE] = [4, 9, 0, 2, 6, 11, 8]
+    sender = creditor.sender(ME)
+    blocks = blocks_of(source)
+    sender.send_block(MOVE, 0, blocks[10])
+    sender.send_blocks(MOVE, blocks[:6], first_index=1)
+    for here, there in zip([10, 0, 1, 2, 3, 4, 5], creditor.lender.moves[MOVE], strict=True):
+        assert torch.equal(source[here], creditor.pool[there])
+    for untouched in (1, 3, 5, 7, 10):
+        assert torch.equal(before[untouched], creditor.pool[untouched])
+    assert [creditor.lender.received.get(timeout=5) for _ in range(7)] == [
+        (MOVE, index, True) for index in range(7)
+    ]
+    sender.close()
+    creditor.server.stop()
+    assert creditor.count("blocks_copied", "debtor") == 7
+    assert creditor.count("blocks_copied", "creditor") == 7
+
+
+def test_no_blocks_are_no_work(creditor: Creditor) -> None:
+    sender = creditor.sender(ME)
+    sender.send_blocks(MOVE, [])
+    sender.close()
+    assert creditor.lender.received.empty()
+
+
+def test_a_bad_checksum_is_refused(creditor: Creditor) -> None:
+    creditor.lender.moves[MOVE] = [3]
+    owner = RawOwner(creditor)
+    owner.say(Head(Kind.COPY, 0, 12345, MOVE), bytes(creditor.geometry.block_bytes))
+    code, text = owner.hear_error()
+    assert code == ErrorCode.BAD_CHECKSUM
+    assert "checksum" in text
+    assert creditor.lender.received.get(timeout=5) == (MOVE, 0, False)
+
+
+def test_a_move_that_ends_midway_is_lost_and_the_sender_learns_why(creditor: Creditor) -> None:
+    creditor.lender.moves[MOVE] = [3, 4]
+    sender = creditor.sender(ME)
+    blocks = blocks_of(new_pool(seed=8))
+    # Longer than the window, so that blocks are under way behind the refused one.
+    with pytest.raises(PartLost, match=f"PART_LOST: no move {MOVE}"):
+        sender.send_blocks(MOVE, blocks)
+    with pytest.raises(PartLost, match="closed"):
+        sender.send_block(MOVE, 0, blocks[0])
+    fresh = creditor.sender(ME)
+    fresh.send_block(MOVE, 0, blocks[0])
+    fresh.close()
+
+
+def test_an_unknown_move_is_refused(creditor: Creditor) -> None:
+    sender = creditor.sender(ME)
+    with pytest.raises(PartLost, match="no move 404"):
+        sender.send_block(MoveId(404), 0, blocks_of(creditor.pool)[0])
+
+
+def test_a_block_of_another_size_is_not_sent(creditor: Creditor) -> None:
+    creditor.lender.moves[MOVE] = [3]
+    sender = creditor.sender(ME)
+    blocks = blocks_of(new_pool(seed=8))
+    with pytest.raises(InternalError, match="a block of"):
+        sender.send_block(MOVE, 0, blocks[0][:-4])
+    sender.send_block(MOVE, 0, blocks[0])
+    sender.close()
+
+
+def test_a_block_cut_off_midway_is_not_taken(creditor: Creditor) -> None:
+    creditor.lender.moves[MOVE] = [3]
+    owner = RawOwner(creditor)
+    head = Head(Kind.COPY, 0, 0, MOVE, creditor.geometry.block_bytes)
+    owner.sock.sendall(head.pack() + bytes(1000))
+    owner.hang_up()
+    assert creditor.lender.received.get(timeout=5) == (MOVE, 0, False)
+
+
+def test_two_sources_at_once(creditor: Creditor) -> None:
+    creditor.lender.moves = {1: [0, 1, 2, 3, 4, 5], 2: [6, 7, 8, 9, 10, 11]}
+    source = new_pool(seed=11)
+    blocks = blocks_of(source)
+
+    def send(move_id: int) -> None:
+        sender = creditor.sender(owner_peer(move_id))
+        sender.send_blocks(MoveId(move_id), blocks[6 * (move_id - 1) : 6 * move_id])
+        sender.close()
+
+    threads = [threading.Thread(target=send, args=(move_id,)) for move_id in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(source, creditor.pool)
