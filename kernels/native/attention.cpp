@@ -1,0 +1,236 @@
+// MicroAttention over a paged pool (equation 2).
+//
+// A plan cuts the batch into items that threads take in any order. A sequence of few rows (decode)
+// is cut into fixed splits of its context, each item walking the blocks once with the KV heads
+// inside, and the splits are merged; one of many rows (a prefill chunk) is cut into row tiles per
+// KV head. The cuts depend on the sequence alone: neither its batch nor the number of threads
+// changes a bit of the result.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "api.h"
+#include "stage.h"
+
+namespace illm {
+namespace {
+
+constexpr int kFewVectors = 16;    // query vectors per KV head up to which a sequence is decode-like
+constexpr int kSplit = 1024;       // slots
+constexpr int kDecodeChunk = 32;   // slots of every KV head: enough work to hide the next chunk
+constexpr int kTileVectors = 126;  // query vectors of a prefill tile
+
+struct Item {
+  int seq;
+  int first_row, num_rows;  // within the sequence
+  int first_head, num_heads;
+  int begin, end;  // slots
+  int chunk;
+  Partial out;  // of first_row, all heads
+};
+
+struct Batch {
+  const AttentionCall& call;
+  int group;
+
+  int num_rows(int seq) const { return call.row_start[seq + 1] - call.row_start[seq]; }
+
+  // Slots that a row of the sequence sees; may be negative.
+  int visible(int seq, int row) const {
+    return call.kv_len[seq] - (call.is_causal ? num_rows(seq) - 1 - row : 0);
+  }
+};
+
+struct Scratch {
+  std::vector<float> queries, acc, max, sum, keys, values, scores;
+
+  void reset(int num_vectors, int dim) {
+    const int padded_dim = round_up(dim, kPanel);
+    queries.resize(std::max(queries.size(), size_t(num_vectors) * kStride));
+    acc.assign(size_t(num_vectors) * padded_dim, 0.0f);
+    max.assign(num_vectors, -INFINITY);
+    sum.assign(num_vectors, 0.0f);
+    keys.resize(std::max(keys.size(), size_t(kMaxChunk) * dim));
+    values.resize(std::max(values.size(), size_t(kMaxChunk) * padded_dim));
+    scores.resize(kRowsPerProduct * kStride);
+  }
+};
+
+// Vectors are ordered KV head, row, query head of the group: a KV head's are one tile.
+template <class Visit>
+void for_each_vector(const Item& item, int group, const Visit& visit) {
+  int vector = 0;
+  for (int h = item.first_head; h < item.first_head + item.num_heads; ++h)
+    for (int row = 0; row < item.num_rows; ++row)
+      for (int g = 0; g < group; ++g) visit(vector++, row, h * group + g);
+}
+
+void load_queries(const Batch& batch, const Item& item, Scratch& scratch) {
+  const AttentionCall& call = batch.call;
+  const int64_t dim = call.pool.head_dim;
+  const float* q =
+      call.q + (call.row_start[item.seq] + item.first_row) * call.num_heads * dim;
+  for_each_vector(item, batch.group, [&](int vector, int row, int head) {
+    const float* from = q + (int64_t(row) * call.num_heads + head) * dim;
+    std::copy(from, from + dim, scratch.queries.data() + int64_t(vector) * kStride);
+  });
+}
+
+void store_partial(const Batch& batch, const Item& item, const Scratch& scratch) {
+  const int64_t dim = batch.call.pool.head_dim, padded_dim = round_up(dim, kPanel);
+  for_each_vector(item, batch.group, [&](int vector, int row, int head) {
+    const Partial out = item.out.at(int64_t(row) * batch.call.num_heads + head, dim);
+    const float* acc = scratch.acc.data() + vector * padded_dim;
+    std::copy(acc, acc + dim, out.acc);
+    *out.max = scratch.max[vector];
+    *out.sum = scratch.sum[vector];
+  });
+}
+
+template <class T>
+void attend_item(const Batch& batch, const Item& item, Scratch& scratch) {
+  const Pool& pool = batch.call.pool;
+  const int dim = pool.head_dim, num_vectors = item.num_rows * batch.group;
+  const int64_t head_size = int64_t(pool.block_size) * dim;
+  const int32_t* block_ids = batch.call.block_ids + batch.call.table_start[item.seq];
+  const int block_shift = __builtin_ctz(pool.block_size);
+  for (int begin = item.begin; begin < item.end; begin += item.chunk) {
+    const int end = std::min(begin + item.chunk, item.end);
+    int first = 0;
+    while (batch.visible(item.seq, item.first_row + first) <= begin) ++first;
+    for (int h = 0; h < item.num_heads; ++h) {
+      const T* base = pool.layer_start<T>(batch.call.layer) + (item.first_head + h) * head_size;
+      PagedHead<T> head{base, pool.block_stride(), block_ids, block_shift, dim};
+      stage_keys(head, begin, end, item.end, scratch.keys.data());
+      head.base += pool.num_kv_heads * head_size;
+      stage_values(head, begin, end, item.end, scratch.values.data());
+      const int64_t from = int64_t(h) * num_vectors;
+      const Tile tile{scratch.queries.data() + from * kStride,
+                      scratch.acc.data() + from * round_up(dim, kPanel),
+                      scratch.max.data() + from, scratch.sum.data() + from};
+      attend(tile, first * batch.group, num_vectors, scratch.keys.data(), scratch.values.data(),
+             dim, end - begin, scratch.scores.data(), [&](int vector) {
+               const int row = item.first_row + vector / batch.group;
+               return std::min(batch.visible(item.seq, row), end) - begin;
+             });
+    }
+  }
+}
+
+void run_item(const Batch& batch, const Item& item) {
+  thread_local Scratch scratch;
+  scratch.reset(item.num_heads * item.num_rows * batch.group, batch.call.pool.head_dim);
+  load_queries(batch, item, scratch);
+  if (batch.call.pool.is_half) {
+    attend_item<Half>(batch, item, scratch);
+  } else {
+    attend_item<float>(batch, item, scratch);
+  }
+  store_partial(batch, item, scratch);
+}
+
+struct Plan {
+  std::vector<Item> items;
+  std::vector<float> splits;  // partials of all splits but each sequence's first
+};
+
+bool has_few_rows(const Batch& batch, int seq) {
+  return batch.num_rows(seq) * batch.group <= kFewVectors;
+}
+
+int num_splits(const Batch& batch, int seq) {
+  if (!has_few_rows(batch, seq)) return 1;
+  return std::max(1, (batch.call.kv_len[seq] + kSplit - 1) / kSplit);
+}
+
+Partial split_partial(float* memory, int64_t rows, const AttentionCall& call) {
+  const int64_t vectors = rows * call.num_heads;
+  float* max = memory + vectors * call.pool.head_dim;
+  return {memory, max, max + vectors};
+}
+
+void plan_splits(const Batch& batch, int seq, Item item, float* memory, Plan& plan) {
+  const int kv_len = std::max(batch.call.kv_len[seq], 0);
+  item.num_rows = batch.num_rows(seq);
+  item.num_heads = batch.call.pool.num_kv_heads;
+  item.chunk = kDecodeChunk;
+  for (int i = 0; i < num_splits(batch, seq); ++i) {
+    item.begin = i * kSplit;
+    item.end = std::min(item.begin + kSplit, kv_len);
+    plan.items.push_back(item);
+    item.out = split_partial(memory, item.num_rows, batch.call);
+    memory += int64_t(item.num_rows) * batch.call.partial_row_size();
+  }
+}
+
+void plan_tiles(const Batch& batch, int seq, Item item, Plan& plan) {
+  const int num_rows = batch.num_rows(seq), rows = std::max(1, kTileVectors / batch.group);
+  const Partial out = item.out;
+  item.num_heads = 1;
+  item.chunk = kMaxChunk;
+  for (item.first_row = 0; item.first_row < num_rows; item.first_row += rows) {
+    item.num_rows = std::min(rows, num_rows - item.first_row);
+    item.end = std::max(0, batch.visible(seq, item.first_row + item.num_rows - 1));
+    item.out = out.at(int64_t(item.first_row) * batch.call.num_heads, batch.call.pool.head_dim);
+    for (item.first_head = 0; item.first_head < batch.call.pool.num_kv_heads; ++item.first_head)
+      plan.items.push_back(item);
+  }
+}
+
+// Calls visit(seq, memory): where the partials of the sequence's later splits lie.
+template <class Visit>
+void for_each_seq(const Batch& batch, Plan& plan, const Visit& visit) {
+  float* memory = plan.splits.data();
+  for (int seq = 0; seq < batch.call.num_seqs; ++seq) {
+    visit(seq, memory);
+    const int64_t later = num_splits(batch, seq) - 1;
+    memory += later * batch.num_rows(seq) * batch.call.partial_row_size();
+  }
+}
+
+void make_plan(const Batch& batch, Plan& plan) {
+  const AttentionCall& call = batch.call;
+  int64_t size = 0;
+  for (int seq = 0; seq < call.num_seqs; ++seq)
+    size += int64_t(num_splits(batch, seq) - 1) * batch.num_rows(seq) * call.partial_row_size();
+  plan.splits.resize(std::max(plan.splits.size(), size_t(size)));
+  plan.items.clear();
+  for_each_seq(batch, plan, [&](int seq, float* memory) {
+    if (batch.num_rows(seq) == 0) return;
+    Item item{};
+    item.seq = seq;
+    item.out = call.out.at(int64_t(call.row_start[seq]) * call.num_heads, call.pool.head_dim);
+    if (has_few_rows(batch, seq)) {
+      plan_splits(batch, seq, item, memory, plan);
+    } else {
+      plan_tiles(batch, seq, item, plan);
+    }
+  });
+}
+
+void merge_splits(const Batch& batch, Plan& plan) {
+  const AttentionCall& call = batch.call;
+  const int64_t dim = call.pool.head_dim;
+  for_each_seq(batch, plan, [&](int seq, float* memory) {
+    const int64_t rows = batch.num_rows(seq), vectors = rows * call.num_heads;
+    const Partial out = call.out.at(int64_t(call.row_start[seq]) * call.num_heads, dim);
+    for (int i = 1; i < num_splits(batch, seq); ++i, memory += rows * call.partial_row_size()) {
+      const Partial split = split_partial(memory, rows, call);
+      for (int64_t v = 0; v < vectors; ++v) merge_head(out.at(v, dim), split.at(v, dim), dim);
+    }
+  });
+}
+
+}  // namespace
+
+void micro_attention(ThreadPool& threads, const AttentionCall& call) {
+  thread_local Plan plan;
+  const Batch batch{call, call.num_heads / call.pool.num_kv_heads};
+  make_plan(batch, plan);
+  const std::vector<Item>& items = plan.items;
+  threads.run((int)items.size(), [&](int i) { run_item(batch, items[i]); });
+  merge_splits(batch, plan);
+}
+
+}  // namespace illm

@@ -1,0 +1,107 @@
+"""The kernels for CPUs: C++ over the memory of torch tensors, on threads of their own."""
+
+import weakref
+from ctypes import byref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_attention, check_finalize, check_merge, check_write
+from kernels.native.build import build_library
+from kernels.native.library import Pool, load_library
+from kernels.partial import AttentionPartial, PagedRows
+
+MIN_BLOCK_SIZE = 16
+MAX_HEAD_DIM = 256
+
+
+class NativeKernels:
+    """Threads may call one object concurrently; its own threads sleep between calls."""
+
+    def __init__(self, num_threads: int, cache_dir: Path) -> None:
+        """Builds the library where it is missing; raises BuildError or OSError if that fails."""
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        self._library = load_library(build_library(cache_dir))
+        self._threads = self._library.start_threads(num_threads)
+        weakref.finalize(self, self._library.stop_threads, self._threads)
+
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        check_write(pool, layer, k, v, slots)
+        error = self._library.write_kv(
+            byref(_view(pool)), layer, k.data_ptr(), v.data_ptr(), slots.data_ptr(), slots.shape[0]
+        )
+        _raise_if(error)
+
+    def micro_attention(
+        self, q: Tensor, pool: Tensor, layer: int, rows: PagedRows, out: AttentionPartial
+    ) -> None:
+        check_attention(q, pool, layer, rows, out)
+        error = self._library.micro_attention(
+            self._threads,
+            byref(_view(pool)),
+            layer,
+            q.data_ptr(),
+            q.shape[0],
+            q.shape[1],
+            rows.num_seqs,
+            rows.row_start.data_ptr(),
+            rows.table_start.data_ptr(),
+            rows.block_ids.data_ptr(),
+            rows.block_ids.shape[0],
+            rows.kv_len.data_ptr(),
+            rows.causal,
+            out.acc.data_ptr(),
+            out.max.data_ptr(),
+            out.sum.data_ptr(),
+        )
+        _raise_if(error)
+
+    def merge_rows(self, into: AttentionPartial, row_ids: Tensor, other: AttentionPartial) -> None:
+        check_merge(into, row_ids, other)
+        num_rows, num_heads, head_dim = into.acc.shape
+        error = self._library.merge_rows(
+            into.acc.data_ptr(),
+            into.max.data_ptr(),
+            into.sum.data_ptr(),
+            num_rows,
+            row_ids.data_ptr(),
+            row_ids.shape[0],
+            other.acc.data_ptr(),
+            other.max.data_ptr(),
+            other.sum.data_ptr(),
+            num_heads,
+            head_dim,
+        )
+        _raise_if(error)
+
+    def finalize(self, partial: AttentionPartial, out: Tensor) -> None:
+        check_finalize(partial, out)
+        num_rows, num_heads, head_dim = partial.acc.shape
+        self._library.finalize(
+            partial.acc.data_ptr(),
+            partial.sum.data_ptr(),
+            num_rows * num_heads,
+            head_dim,
+            out.data_ptr(),
+        )
+
+
+def _view(pool: Tensor) -> Pool:
+    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = pool.shape
+    if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
+        raise ValueError(f"block_size must be a power of two of at least 16, not {block_size}")
+    if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}")
+    if pool.dtype not in (torch.float32, torch.float16):
+        raise ValueError(f"on a CPU the pool must be float32 or float16, not {pool.dtype}")
+    is_half = pool.dtype == torch.float16
+    return Pool(
+        pool.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, is_half
+    )
+
+
+def _raise_if(error: bytes | None) -> None:
+    if error is not None:
+        raise ValueError(error.decode())

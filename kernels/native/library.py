@@ -1,0 +1,65 @@
+"""The C++ library's functions as Python sees them; mirrors api.h and api.cpp."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class Pool(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("num_blocks", c_int32),
+        ("num_layers", c_int32),
+        ("num_kv_heads", c_int32),
+        ("block_size", c_int32),
+        ("head_dim", c_int32),
+        ("is_half", c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """ctypes releases the GIL during each call. The last three return what was wrong, or None."""
+
+    start_threads: Callable[..., int]
+    stop_threads: Callable[..., None]
+    finalize: Callable[..., None]
+    micro_attention: Callable[..., bytes | None]
+    write_kv: Callable[..., bytes | None]
+    merge_rows: Callable[..., bytes | None]
+
+
+_PARTIAL = (c_void_p, c_void_p, c_void_p)
+_POOL_AND_LAYER = (POINTER(Pool), c_int)
+_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "start_threads": (c_void_p, (c_int,)),
+    "stop_threads": (None, (c_void_p,)),
+    "finalize": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+    "micro_attention": (
+        c_char_p,
+        (
+            *(c_void_p, *_POOL_AND_LAYER),
+            *(c_void_p, c_int64, c_int),  # q, num_rows, num_heads
+            *(c_int, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_bool),  # PagedRows
+            *_PARTIAL,
+        ),
+    ),
+    "write_kv": (c_char_p, (*_POOL_AND_LAYER, c_void_p, c_void_p, c_void_p, c_int64)),
+    "merge_rows": (
+        c_char_p,
+        (*_PARTIAL, c_int64, c_void_p, c_int64, *_PARTIAL, c_int64, c_int64),
+    ),
+}
+
+
+def load_library(path: Path) -> Library:
+    """Raises OSError where the file cannot be loaded."""
+    library = ctypes.CDLL(str(path))
+    functions: dict[str, Any] = {}
+    for name, (restype, argtypes) in _SIGNATURES.items():
+        functions[name] = getattr(library, f"illm_{name}")
+        functions[name].restype, functions[name].argtypes = restype, argtypes
+    return Library(**functions)

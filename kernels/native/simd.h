@@ -1,0 +1,123 @@
+// Vectors of float as wide as the target's registers, and the few operations the kernels need.
+// Written with compiler vector extensions, so that one source serves AVX-512, AVX2 and NEON.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace illm {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+using Half = _Float16;
+typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int IntVec __attribute__((vector_size(kLanes * sizeof(int))));
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline Vec load(const Half* p) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX__) && defined(__F16C__)
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = (float)p[i];
+  return v;
+#endif
+}
+
+// The first n lanes from memory, zero in the others.
+template <class T>
+inline Vec load_some(const T* p, int n) {
+  if (n >= kLanes) return load(p);
+  Vec v{};
+  for (int i = 0; i < n; ++i) v[i] = (float)p[i];
+  return v;
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+template <int... I>
+inline Vec shuffle(Vec a, Vec b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, IntVec{I...});
+#endif
+}
+
+template <int S, int... J>
+inline void exchange(Vec& a, Vec& b, std::integer_sequence<int, J...>) {
+  const Vec low = shuffle<((J & S) ? kLanes + J - S : J)...>(a, b);
+  b = shuffle<((J & S) ? kLanes + J : J + S)...>(a, b);
+  a = low;
+}
+
+// Transposes a kLanes x kLanes tile held in registers.
+template <int S = kLanes / 2>
+inline void transpose(Vec (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & S)) exchange<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>{});
+  if constexpr (S > 1) transpose<S / 2>(rows);
+}
+
+template <int S, int... J>
+inline Vec rotate(Vec v, std::integer_sequence<int, J...>) {
+  return shuffle<(J ^ S)...>(v, v);
+}
+
+template <int S = kLanes / 2>
+inline float max_of(Vec v) {
+  v = max(v, rotate<S>(v, std::make_integer_sequence<int, kLanes>{}));
+  if constexpr (S > 1) return max_of<S / 2>(v);
+  return v[0];
+}
+
+template <int S = kLanes / 2>
+inline float sum_of(Vec v) {
+  v = v + rotate<S>(v, std::make_integer_sequence<int, kLanes>{});
+  if constexpr (S > 1) return sum_of<S / 2>(v);
+  return v[0];
+}
+
+// exp(x) for x <= 0, to about one part in 10^7; exactly 0 where float32 would be denormal, and at
+// -inf. 2^n times a polynomial in the rest (coefficients of Cephes' expf).
+inline Vec exp_nonpositive(Vec x) {
+  const Vec lowest = splat(-87.3f);
+  const IntVec vanishes = x < lowest;
+  x = vanishes ? lowest : x;
+  const Vec rounding = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec n = (x * 1.44269504f + rounding) - rounding;
+  const Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec y = splat(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
+  return vanishes ? Vec{} : y * (Vec)exponent;
+}
+
+}  // namespace illm

@@ -1,0 +1,28 @@
+"""Chooses the kernels for a device. The worker calls this once, when it starts."""
+
+import logging
+from pathlib import Path
+
+from kernels.interface import Kernels
+from kernels.native.build import BuildError, default_cache_dir
+from kernels.native.kernels import NativeKernels
+from kernels.reference import ReferenceKernels
+
+logger = logging.getLogger(__name__)
+
+
+def select(device: str, num_threads: int, cache_dir: Path | None = None) -> Kernels:
+    """`device` is "cpu" or a GPU of torch's ("cuda"). The C++ library is kept in `cache_dir`."""
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        # triton takes seconds to import and is not there on every platform.
+        from kernels.triton_kernels import TritonKernels
+
+        return TritonKernels()
+    if kind != "cpu":
+        raise ValueError(f"no kernels for device {device!r}")
+    try:
+        return NativeKernels(num_threads, cache_dir or default_cache_dir())
+    except (BuildError, OSError) as error:
+        logger.warning("slow reference kernels are used: %s", error)
+        return ReferenceKernels()
