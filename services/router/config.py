@@ -1,0 +1,52 @@
+"""The router's settings; read once from the environment by `__main__`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    http_host: str = "127.0.0.1"
+    http_port: int = 8000
+    """Zero takes a free port."""
+    grpc_port: int = 8001
+    gmanager_address: str = "127.0.0.1:7000"
+    model: str = "smollm2-135m-instruct"
+    """A local folder or a name that the model store knows; here only its tokenizer is read."""
+    model_name: str = ""
+    """The name clients use and workers report; empty means `model`'s last path component."""
+    pooling: bool = True
+    """False: instances neither lend nor borrow, so a request must fit on one."""
+    stream_idle_timeout_s: float = 60.0
+    """Longest silence of a worker between two tokens, and of a client that stops reading."""
+    first_token_timeout_s: float = 300.0
+    """Longest wait for the first token: the queue and the whole prompt come before it."""
+    max_concurrent_requests: int = 512
+    """Sequences in flight; above it the answer is 429."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    shutdown_timeout_s: float = 30.0
+    """How long running streams may go on after SIGTERM."""
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "stream_idle_timeout_s",
+            "first_token_timeout_s",
+            "max_concurrent_requests",
+            "max_body_bytes",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"INFINITE_LLM_{name.upper()} must be above 0")
+        if self.shutdown_timeout_s < 0:
+            raise ConfigError("INFINITE_LLM_SHUTDOWN_TIMEOUT_S must not be negative")
+        for name in ("http_port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"INFINITE_LLM_{name.upper()} must be from 0 to 65535")
+
+    @property
+    def served_name(self) -> str:
+        """As workers derive it."""
+        return self.model_name or Path(self.model).name

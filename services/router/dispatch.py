@@ -1,0 +1,177 @@
+"""Runs one sequence on an instance: token ids out as they come, errors as the tree has them.
+
+Called by generation, once per sequence. Nothing outlives `generate`: when it is cancelled (the
+client left) the call to the worker is cancelled too, which makes the worker abort the request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import grpc
+
+from protos.infinite_llm.v1 import types_pb2, worker_pb2
+from services.common.errors import (
+    DeadlineExceeded,
+    InfiniteLLMError,
+    InstanceLost,
+    Overloaded,
+    Unavailable,
+)
+from services.common.ids import InstId, ReqId, new_req_id
+from services.common.rpc import error_from_rpc
+from services.router.discovery import Discovery
+from services.router.metrics import RouterMetrics
+from services.router.request import Sampling
+from services.router.routing import Dispatched, Instance, pick
+from services.router.worker_channels import WorkerChannels
+
+#: One instance and, when it fails before its first token, two others.
+MAX_ATTEMPTS = 3
+
+FinishReason = Literal["stop", "length"]
+#: Takes new tokens; returns True when the sequence needs no more.
+OnTokens = Callable[[Sequence[int]], Awaitable[bool]]
+
+_FINISH_REASONS: dict[int, FinishReason] = {
+    worker_pb2.FINISH_REASON_STOP: "stop",
+    worker_pb2.FINISH_REASON_LENGTH: "length",
+}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenJob:
+    """One sequence in the worker's terms."""
+
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    sampling: Sampling
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimeouts:
+    first_token_s: float
+    idle_s: float
+
+
+@dataclass(slots=True)
+class _Progress:
+    has_tokens: bool = False
+
+
+class Dispatcher:
+    """Owner of the channels to workers and of the count of what was sent to each."""
+
+    def __init__(
+        self, discovery: Discovery, timeouts: StreamTimeouts, metrics: RouterMetrics
+    ) -> None:
+        self._discovery = discovery
+        self._timeouts = timeouts
+        self._metrics = metrics
+        self._channels = WorkerChannels()
+        self._dispatched = Dispatched()
+
+    async def generate(self, job: TokenJob, on_tokens: OnTokens) -> FinishReason:
+        """Returns why the sequence ended; raises when it did not end well.
+
+        A sequence without tokens yet is tried again elsewhere when its instance is lost or full.
+        """
+        failed: set[InstId] = set()
+        error: InfiniteLLMError = Unavailable("no instance is ready")
+        while len(failed) < MAX_ATTEMPTS:
+            serving = self._discovery.serving
+            instance = pick(serving, job.num_tokens, self._dispatched, failed)
+            if instance is None:
+                break
+            progress = _Progress()
+            try:
+                return await self._run_on(instance, job, on_tokens, progress)
+            except (Unavailable, InstanceLost, Overloaded) as caught:
+                if progress.has_tokens:
+                    raise InstanceLost(f"instance {instance.inst_id} was lost") from caught
+                error = caught
+            failed.add(instance.inst_id)
+            self._metrics.retries.inc()
+        raise error
+
+    async def forget_departed(self) -> None:
+        """Closes channels to instances that left; called after each new view."""
+        await self._channels.prune({i.address for i in self._discovery.instances})
+
+    async def close(self) -> None:
+        await self._channels.close()
+
+    async def _run_on(
+        self, instance: Instance, job: TokenJob, on_tokens: OnTokens, progress: _Progress
+    ) -> FinishReason:
+        req_id = new_req_id()
+        detail = {"worker_req_id": req_id, "inst_id": instance.inst_id}
+        _log.debug("dispatched", extra=detail)
+        num_blocks = instance.blocks_for(job.num_tokens)
+        self._dispatched.add(req_id, instance.inst_id, num_blocks, time.monotonic())
+        try:
+            with self._channels.use(instance.address) as worker:
+                call = worker.Generate(_request(req_id, job))
+                try:
+                    return await self._read(call, on_tokens, progress)
+                finally:
+                    call.cancel()
+        except grpc.aio.AioRpcError as error:
+            translated = error_from_rpc(error)
+            _log.warning("worker failed", extra=detail | {"reason": translated.message})
+            if isinstance(translated, Unavailable):
+                raise Unavailable(f"instance {instance.inst_id} is not reachable") from error
+            raise translated from error
+        finally:
+            self._dispatched.remove(req_id)
+
+    async def _read(
+        self,
+        call: "grpc.aio.UnaryStreamCall[worker_pb2.GenerateTokensRequest, worker_pb2.GenerateTokensResponse]",  # noqa: E501
+        on_tokens: OnTokens,
+        progress: _Progress,
+    ) -> FinishReason:
+        responses = aiter(call)
+        while True:
+            limit_s = self._timeouts.idle_s if progress.has_tokens else self._timeouts.first_token_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    response = await anext(responses, None)
+            except TimeoutError:
+                raise DeadlineExceeded(f"the instance sent nothing for {limit_s:g} s") from None
+            if response is None:
+                raise InstanceLost("the instance ended the stream without a finish reason")
+            if response.token_ids:
+                progress.has_tokens = True
+                if await on_tokens(response.token_ids):
+                    return "stop"
+            if response.finish_reason == worker_pb2.FINISH_REASON_ABORT:
+                raise InstanceLost("the instance gave the request up")
+            if response.finish_reason in _FINISH_REASONS:
+                return _FINISH_REASONS[response.finish_reason]
+
+
+def _request(req_id: ReqId, job: TokenJob) -> worker_pb2.GenerateTokensRequest:
+    sampling = types_pb2.SamplingParams(
+        temperature=job.sampling.temperature,
+        top_p=job.sampling.top_p,
+        top_k=job.sampling.top_k,
+    )
+    if job.sampling.seed is not None:
+        # Seeds may be negative for clients; the worker takes the same 64 bits without a sign.
+        sampling.seed = job.sampling.seed % 2**64
+    return worker_pb2.GenerateTokensRequest(
+        req_id=req_id,
+        prompt_token_ids=job.prompt_token_ids,
+        max_tokens=job.max_tokens,
+        sampling=sampling,
+        ignore_eos=job.sampling.ignore_eos,
+    )

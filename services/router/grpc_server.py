@@ -1,0 +1,76 @@
+"""The public gRPC front door: text in, text out, through the same path as HTTP."""
+
+import grpc
+
+from protos.infinite_llm.v1 import inference_pb2, inference_pb2_grpc
+from services.common.errors import ConfigError
+from services.common.ids import new_req_id
+from services.common.rpc import new_server
+from services.common.telemetry import req_id_context
+from services.router.generation import Generation, TextEvent
+from services.router.metrics import RouterMetrics
+from services.router.request import CHAT_MAX_TOKENS, ChatPrompt, Prompt, Sampling, TextRequest
+
+SERVICE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+_ROUTE = f"/{SERVICE_NAME}/Generate"
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, generation: Generation, metrics: RouterMetrics) -> None:
+        self._generation = generation
+        self._metrics = metrics
+
+    async def Generate(  # type: ignore[override]  # it writes to the context itself
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",  # noqa: E501
+    ) -> None:
+        req_id_context.set(new_req_id())
+        status = "ERROR"
+        last = inference_pb2.GenerateResponse()
+
+        async def emit(event: TextEvent) -> None:
+            if event.finish_reason is None:
+                await context.write(inference_pb2.GenerateResponse(text=event.text))
+            else:
+                last.text, last.finish_reason = event.text, event.finish_reason
+
+        try:
+            with self._metrics.in_flight.track_inprogress():
+                usage = await self._generation.run(self._text_request(request), emit)
+                last.usage.prompt_tokens = usage.prompt_tokens
+                last.usage.completion_tokens = usage.completion_tokens
+                await context.write(last)
+            status = "OK"
+        finally:
+            self._metrics.requests.labels(_ROUTE, status).inc()
+
+    def _text_request(self, request: inference_pb2.GenerateRequest) -> TextRequest:
+        prompt: Prompt = request.prompt
+        if request.chat:
+            prompt = ChatPrompt(({"role": "user", "content": request.prompt},))
+        return TextRequest(
+            model=request.model or self._generation.model.name,
+            prompts=(prompt,),
+            max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+            default_max_tokens=CHAT_MAX_TOKENS,
+            sampling=Sampling(
+                temperature=request.temperature if request.HasField("temperature") else 1.0,
+                top_p=request.top_p if request.HasField("top_p") else 1.0,
+                seed=request.seed if request.HasField("seed") else None,
+            ),
+            stop=tuple(request.stop),
+        )
+
+
+class GrpcServer:
+    """Binds at construction; port 0 takes a free one."""
+
+    def __init__(self, servicer: InferenceServicer, host: str, port: int) -> None:
+        self.server = new_server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self.server)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self.server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"INFINITE_LLM_GRPC_PORT: cannot listen on {address}") from error

@@ -1,0 +1,47 @@
+"""The HTTP front door: which path is answered by what. Built by `__main__`, run by HttpServer."""
+
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from services.router.http import errors
+from services.router.http.routes import OpenAiRoutes
+from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
+from services.router.http.telemetry import RequestTelemetry
+from services.router.metrics import RouterMetrics
+from services.router.readiness import Readiness
+
+
+def create_app(routes: OpenAiRoutes, readiness: Readiness, metrics: RouterMetrics) -> FastAPI:
+    app = FastAPI(title="Infinite-LLM", redirect_slashes=False)
+    app.add_middleware(RequestTelemetry, metrics=metrics)
+    errors.install(app)
+
+    async def health() -> Response:
+        """200 when at least one instance is ready."""
+        ready = readiness.is_ready
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    async def live() -> Response:
+        return JSONResponse({"live": True})
+
+    async def exposition() -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/live", live, methods=["GET"])
+    app.add_api_route("/metrics", exposition, methods=["GET"])
+    app.add_api_route("/v1/models", routes.models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
+    _add_post(app, "/v1/completions", routes.completions, CompletionBody)
+    _add_post(app, "/v1/chat/completions", routes.chat_completions, ChatBody)
+    return app
+
+
+def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[OpenAiBody]) -> None:
+    # The route reads its body itself (size, threads, error shape); this only documents it.
+    schema = {"content": {"application/json": {"schema": body.model_json_schema()}}}
+    extra = {"requestBody": {**schema, "required": True}}
+    app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=extra)

@@ -1,0 +1,83 @@
+"""Reads and checks request bodies. Used by the OpenAI routes."""
+
+import asyncio
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from services.common.errors import InvalidRequest
+from services.router.http.errors import BodyTooLarge, BodyTooSlow
+from services.router.http.schemas import OpenAiBody
+
+#: A whole body must have arrived by then.
+BODY_DEADLINE_S = 60.0
+
+Body = TypeVar("Body", bound=OpenAiBody)
+
+# What pydantic says of a value that fits no branch of a union names every branch; this is shorter.
+_UNIONS = {
+    "prompt": "must be a string, a list of strings, a list of token ids or a list of such lists",
+    "stop": "must be a string or a list of strings",
+    "content": "must be a string or a list of text parts",
+}
+
+
+async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
+    """Returns the checked body; raises InvalidRequest naming the field at fault."""
+    raw = await _read_bytes(request, max_bytes)
+    # Large bodies take long to parse: not on the event loop.
+    return await asyncio.to_thread(_parse, kind, raw)
+
+
+async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+    too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive in {BODY_DEADLINE_S:g} s") from None
+    return bytes(raw)
+
+
+def _parse(kind: type[Body], raw: bytes) -> Body:
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        # Without input and context: a message must not repeat the prompt.
+        raise _invalid(error) from None
+    body.check_fields()
+    return body
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not JSON: {first['msg']}")
+    names = [part for part in first["loc"] if _is_field(part)]
+    if not names:
+        return InvalidRequest("the body must be a JSON object")
+    param = _path(names)
+    if first["type"] == "missing":
+        return InvalidRequest(f"missing required parameter: {param}", param=param)
+    union = _UNIONS.get(str(names[-1])) if len(first["loc"]) > len(names) else None
+    return InvalidRequest(f"{param}: {union or first['msg']}", param=param)
+
+
+def _is_field(part: int | str) -> bool:
+    # Branches of unions appear in the path as types: `str`, `list[int]`.
+    return isinstance(part, int) or not ("[" in part or part in ("str", "int"))
+
+
+def _path(names: list[int | str]) -> str:
+    path = str(names[0])
+    for name in names[1:]:
+        path += f"[{name}]" if isinstance(name, int) else f".{name}"
+    return path

@@ -1,0 +1,99 @@
+"""The OpenAI routes. One method each; the app mounts them."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from services.common.errors import ModelNotFound
+from services.common.ids import new_req_id
+from services.common.telemetry import req_id_context
+from services.router.generation import Generation, TextEvent
+from services.router.http.answers import Answer, ChatAnswer, Choice, CompletionAnswer
+from services.router.http.body import read_body
+from services.router.http.disconnect import run_until_disconnect
+from services.router.http.event_stream import EventSink, EventStream
+from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
+from services.router.request import TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    max_body_bytes: int
+    write_timeout_s: float
+
+
+class OpenAiRoutes:
+    def __init__(self, generation: Generation, limits: HttpLimits) -> None:
+        self._generation = generation
+        self._limits = limits
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_body(request, CompletionBody, self._limits.max_body_bytes)
+        answer = CompletionAnswer(*self._head(body))
+        return await self._answer(request, body, body.to_request(), answer)
+
+    async def chat_completions(self, request: Request) -> Response:
+        body = await read_body(request, ChatBody, self._limits.max_body_bytes)
+        answer = ChatAnswer(*self._head(body))
+        return await self._answer(request, body, body.to_request(), answer)
+
+    async def models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        if name != self._generation.model.name:
+            raise ModelNotFound(f"model {name!r} is not served here", param="model")
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        model = self._generation.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "infinite-llm",
+        }
+
+    def _head(self, body: OpenAiBody) -> tuple[int, int, str, bool]:
+        req_id = req_id_context.get() or new_req_id()
+        return req_id, int(time.time()), self._generation.model.name, body.include_usage
+
+    async def _answer(
+        self, http: Request, body: OpenAiBody, request: TextRequest, answer: Answer
+    ) -> Response:
+        if body.stream:
+            return self._stream(request, answer, body.include_usage)
+        return await run_until_disconnect(http.receive, self._whole(request, answer))
+
+    async def _whole(self, request: TextRequest, answer: Answer) -> Response:
+        texts: list[list[str]] = [[] for _ in request.prompts]
+        reasons = ["stop"] * len(texts)
+
+        async def emit(event: TextEvent) -> None:
+            texts[event.index].append(event.text)
+            reasons[event.index] = event.finish_reason or reasons[event.index]
+
+        usage = await self._generation.run(request, emit)
+        choices = [
+            Choice("".join(pieces), reason) for pieces, reason in zip(texts, reasons, strict=True)
+        ]
+        return JSONResponse(answer.whole(choices, usage))
+
+    def _stream(self, request: TextRequest, answer: Answer, include_usage: bool) -> Response:
+        async def produce(sink: EventSink) -> None:
+            begun: set[int] = set()
+
+            async def emit(event: TextEvent) -> None:
+                for chunk in answer.chunks(event, event.index not in begun):
+                    await sink.event(chunk)
+                begun.add(event.index)
+
+            usage = await self._generation.run(request, emit)
+            if include_usage:
+                await sink.event(answer.usage_chunk(usage))
+            await sink.done()
+
+        return EventStream(produce, self._limits.write_timeout_s)

@@ -1,0 +1,85 @@
+"""The router as one object: its parts wired top to bottom, started and stopped in order.
+
+Built by `__main__`.
+"""
+
+import asyncio
+import logging
+
+from protos.infinite_llm.v1 import gmanager_pb2_grpc
+from services.common.health import HealthReporter
+from services.common.rpc import open_channel
+from services.router.admission import Admission
+from services.router.config import RouterConfig
+from services.router.discovery import Discovery
+from services.router.dispatch import Dispatcher, StreamTimeouts
+from services.router.generation import Generation
+from services.router.grpc_server import SERVICE_NAME, GrpcServer, InferenceServicer
+from services.router.http.app import create_app
+from services.router.http.routes import HttpLimits, OpenAiRoutes
+from services.router.http.server import HttpServer
+from services.router.metrics import RouterMetrics
+from services.router.readiness import Readiness
+from services.router.served_model import ServedModel
+
+_log = logging.getLogger(__name__)
+
+
+class Router:
+    """Listens from construction on, which needs a running event loop."""
+
+    def __init__(self, config: RouterConfig, model: ServedModel) -> None:
+        self.started = asyncio.Event()
+        """Set once both doors are open."""
+        self._shutdown_timeout_s = config.shutdown_timeout_s
+        self._model = model
+        metrics = RouterMetrics()
+        self._channel = open_channel(config.gmanager_address)
+        gmanager: gmanager_pb2_grpc.GManagerAsyncStub = gmanager_pb2_grpc.GManagerStub(
+            self._channel
+        )
+        self._discovery = Discovery(gmanager, model.name, config.pooling)
+        self._readiness = Readiness(self._discovery)
+        timeouts = StreamTimeouts(config.first_token_timeout_s, config.stream_idle_timeout_s)
+        self._dispatcher = Dispatcher(self._discovery, timeouts, metrics)
+        self._admission = Admission(config.max_concurrent_requests)
+        generation = Generation(model, self._discovery, self._dispatcher, self._admission, metrics)
+        limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
+        app = create_app(OpenAiRoutes(generation, limits), self._readiness, metrics)
+        self._http = HttpServer(app, config.http_host, config.http_port, config.shutdown_timeout_s)
+        servicer = InferenceServicer(generation, metrics)
+        self._grpc = GrpcServer(servicer, config.http_host, config.grpc_port)
+        self._health = HealthReporter(self._grpc.server, [SERVICE_NAME])
+
+    @property
+    def http_port(self) -> int:
+        return self._http.port
+
+    @property
+    def grpc_port(self) -> int:
+        return self._grpc.port
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serves until `stop` is set; then unready at once, and running streams may end."""
+        await self._discovery.refresh()
+        await self._grpc.server.start()
+        detail = {"model": self._model.name, "http": self.http_port, "grpc": self.grpc_port}
+        _log.info("serving", extra=detail)
+        async with asyncio.TaskGroup() as group:
+            discovering = group.create_task(self._discovery.run(self._after_refresh))
+            group.create_task(self._http.serve(stop))
+            self.started.set()
+            await stop.wait()
+            _log.info("stopping", extra={"in_flight": self._admission.num_sequences})
+            self._readiness.stop()
+            self._admission.close()
+            await self._readiness.report_to(self._health)
+            await self._grpc.server.stop(self._shutdown_timeout_s)
+            discovering.cancel()
+        await self._dispatcher.close()
+        await self._channel.close()
+        self._model.tokenizer.close()
+
+    async def _after_refresh(self) -> None:
+        await self._readiness.report_to(self._health)
+        await self._dispatcher.forget_departed()

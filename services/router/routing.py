@@ -1,0 +1,108 @@
+"""Which instance takes a request: filter -> score -> pick. Pure; used by dispatch.
+
+Design: headroom of KV memory first, then the batch. A view is a heartbeat old, so the router adds
+what it has sent since (`Dispatched`): otherwise a burst would all go to one instance.
+"""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from services.common.ids import InstId, ReqId
+
+#: An instance silent for longer is not picked. Several heartbeats, so that one lost does no harm.
+MAX_AGE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What routing knows of one instance."""
+
+    inst_id: InstId
+    address: str
+    model: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    free_blocks: int
+    waiting_blocks: int
+    batch: int
+    """Requests running or waiting."""
+    draining: bool
+    age_s: float
+    """How old the report was when the view was taken."""
+    reported_at_s: float
+    """When the instance reported this, on the router's clock."""
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(slots=True)
+class _Sent:
+    inst_id: InstId
+    num_blocks: int
+    at_s: float
+
+
+class Dispatched:
+    """What was sent to each instance and is not in its report yet. Owner: the dispatcher."""
+
+    def __init__(self) -> None:
+        self._sent: dict[ReqId, _Sent] = {}
+
+    def add(self, req_id: ReqId, inst_id: InstId, num_blocks: int, now_s: float) -> None:
+        self._sent[req_id] = _Sent(inst_id, num_blocks, now_s)
+
+    def remove(self, req_id: ReqId) -> None:
+        self._sent.pop(req_id, None)
+
+    def unreported(self, instance: Instance) -> tuple[int, int]:
+        """Returns (blocks, requests) sent to the instance since its report."""
+        recent = [
+            sent.num_blocks
+            for sent in self._sent.values()
+            if sent.inst_id == instance.inst_id and sent.at_s >= instance.reported_at_s
+        ]
+        return sum(recent), len(recent)
+
+
+def serving(instances: Iterable[Instance], model: str) -> list[Instance]:
+    """Filters by readiness and model."""
+    return [
+        instance
+        for instance in instances
+        if instance.model == model and not instance.draining and instance.age_s <= MAX_AGE_S
+    ]
+
+
+def pick(
+    instances: Sequence[Instance],
+    num_tokens: int,
+    dispatched: Dispatched,
+    excluded: AbstractSet[InstId],
+) -> Instance | None:
+    """Returns the best of `instances` for a sequence of `num_tokens` (prompt and output) or None.
+
+    First come instances whose own memory has room for the whole sequence; the others would borrow
+    or, where the cluster is full now, queue it. Ties go to the smaller batch, then the smaller id.
+    """
+
+    def rank(instance: Instance) -> tuple[bool, float, int, int]:
+        num_blocks, num_requests = dispatched.unreported(instance)
+        headroom = max(0, instance.free_blocks - instance.waiting_blocks - num_blocks)
+        batch = instance.batch + num_requests
+        must_borrow = instance.blocks_for(num_tokens) > headroom
+        return must_borrow, -_score(instance, headroom, batch), batch, instance.inst_id
+
+    candidates = [
+        instance
+        for instance in instances
+        if instance.inst_id not in excluded and num_tokens <= instance.max_model_len
+    ]
+    return min(candidates, key=rank, default=None)
+
+
+def _score(instance: Instance, headroom: int, batch: int) -> float:
+    # The share of memory that is free times the share of a step that the request would get.
+    return headroom / max(1, instance.num_blocks) / (1 + batch)

@@ -1,0 +1,62 @@
+"""The text side of the model that the cluster serves. Loaded once at start, used by generation."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.errors import ContextLengthExceeded, InvalidRequest
+from services.router.request import ChatPrompt, Prompt
+from services.router.text.chat_template import ChatTemplate
+from services.router.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    created: int
+    """Unix seconds of the model's files, as /v1/models shows it."""
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> "ServedModel":
+        return cls(
+            name=name,
+            created=int(folder.stat().st_mtime),
+            tokenizer=Tokenizer.load(folder),
+            template=ChatTemplate.load(folder),
+        )
+
+    async def tokens_of(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
+        """Returns the prompt's tokens. Refuses early what cannot have as few as `max_tokens`."""
+        if isinstance(prompt, tuple):
+            return self._checked(prompt)
+        if isinstance(prompt, str):
+            text, is_chat = prompt, False
+        else:
+            text, is_chat = await self._render(prompt), True
+        num_tokens = self.tokenizer.min_tokens(text)
+        if num_tokens > max_tokens:
+            raise ContextLengthExceeded(
+                f"the prompt has at least {num_tokens} tokens, but one request can use "
+                f"{max_tokens} tokens here",
+                param="messages" if is_chat else "prompt",
+            )
+        token_ids = await self.tokenizer.encode(text, add_special_tokens=not is_chat)
+        if not token_ids:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        return token_ids
+
+    def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        if not token_ids:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if min(token_ids) < 0 or max(token_ids) >= self.tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be between 0 and {self.tokenizer.vocab_size - 1}", param="prompt"
+            )
+        return token_ids
+
+    async def _render(self, prompt: ChatPrompt) -> str:
+        template = self.template
+        if template is None:
+            raise InvalidRequest(f"model {self.name} has no chat template", param="messages")
+        return await self.tokenizer.in_encode_thread(lambda: template.render(prompt.messages))
