@@ -56,7 +56,7 @@ class CreditorChannel:
         self._num_rows = 0
         self._step = 0
         self._pending_layer: int | None = None
-        self._link = PeerLink(me, creditor, geometry, max_rows, deadline_s)
+        self._link = PeerLink(me, creditor, geometry, max_rows, deadline_s, metrics)
 
     def begin_step(self, parts: Sequence[RemotePart]) -> None:
         """Tells the creditor which parts the rows of this step read: rows of parts[0] first."""

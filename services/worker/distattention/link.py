@@ -5,6 +5,7 @@ from typing import Self
 
 from services.common.errors import PartLost
 from services.worker.distattention.address import connect
+from services.worker.distattention.metrics import SideMetrics
 from services.worker.distattention.stream import Stream
 from services.worker.distattention.wire import (
     ErrorCode,
@@ -22,9 +23,16 @@ class PeerLink:
     connection becomes PartLost and closes it for good. A closed link raises on entry."""
 
     def __init__(
-        self, me: Peer, peer: Peer, geometry: Geometry, max_rows: int, deadline_s: float
+        self,
+        me: Peer,
+        peer: Peer,
+        geometry: Geometry,
+        max_rows: int,
+        deadline_s: float,
+        metrics: SideMetrics | None,
     ) -> None:
         self._peer = peer
+        self._metrics = metrics
         self._stream: Stream | None = None
         hello = Hello(
             me.inst_id, me.incarnation, peer.inst_id, peer.incarnation, geometry, max_rows
@@ -82,6 +90,8 @@ class PeerLink:
         return self._stream
 
     def _lost(self, error: OSError | WireError) -> PartLost:
+        if self._metrics is not None:
+            self._metrics.record_failure()
         text = f"{error.error.name}: {error}" if isinstance(error, WireError) else str(error)
         return PartLost(self._peer.inst_id, text or type(error).__name__)
 

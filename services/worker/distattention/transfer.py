@@ -33,7 +33,7 @@ class BlockSender:
     ) -> None:
         self._block_bytes = geometry.block_bytes
         self._metrics = metrics
-        self._link = PeerLink(me, destination, geometry, 0, deadline_s)
+        self._link = PeerLink(me, destination, geometry, 0, deadline_s, metrics)
 
     def send_block(self, move_id: MoveId, index: int, block: memoryview) -> None:
         """Returns once the destination has the block. `index` counts within the move."""

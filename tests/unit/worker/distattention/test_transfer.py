@@ -82,6 +82,8 @@ def test_an_unknown_move_is_refused(creditor: Creditor) -> None:
     sender = creditor.sender(ME)
     with pytest.raises(PartLost, match="no move 404"):
         sender.send_block(MoveId(404), 0, blocks_of(creditor.pool)[0])
+    assert creditor.count("data_plane_failures", "debtor") == 1
+    assert creditor.count("data_plane_failures", "creditor") == 1
 
 
 def test_a_block_of_another_size_is_not_sent(creditor: Creditor) -> None:
