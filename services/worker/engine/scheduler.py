@@ -138,7 +138,7 @@ class Scheduler:
                 self._give_way(sequence, plan, now_s)
 
     def _grow(self, sequence: Sequence, wanted: int) -> int:
-        """Allocate for `wanted` more tokens, or as much as there is; returns the tokens that fit."""
+        """Allocate for `wanted` more tokens, or what there is; returns the tokens that fit."""
         table = sequence.table
         needed = table.blocks_to_reach(sequence.num_computed + wanted)
         blocks = None

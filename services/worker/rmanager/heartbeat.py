@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from protos.infinite_llm.v1 import gmanager_pb2, types_pb2
+from services.common.ids import InstId, ReqId
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.rmanager.clients import Clients, peer_view
 from services.worker.rmanager.peers import PeerView
@@ -19,7 +20,7 @@ from services.worker.rmanager.peers import PeerView
 logger = logging.getLogger(__name__)
 
 #: (req_id, owner inst_id) -> blocks held here.
-Holdings = dict[tuple[int, int], int]
+Holdings = dict[tuple[ReqId, InstId], int]
 
 _FIRST_PERIOD_S = 0.2
 
@@ -46,7 +47,7 @@ class PlacementReport:
         self._reported = dict(holdings)
         return self.sequence_number, is_full, [self._entry(*row) for row in changed.items()]
 
-    def _entry(self, key: tuple[int, int], num_blocks: int) -> types_pb2.RequestPlacementEntry:
+    def _entry(self, key: tuple[ReqId, InstId], num_blocks: int) -> types_pb2.RequestPlacementEntry:
         req_id, owner = key
         return types_pb2.RequestPlacementEntry(
             req_id=req_id,

@@ -184,7 +184,7 @@ class RManager:
 
     def _observe(self) -> tuple[Holdings, types_pb2.InstanceLoad]:
         snapshot, me = self._parts.engine.snapshot, self._parts.me.inst_id
-        holdings: Holdings = {**self._parts.lender.blocks_by_request()}
+        holdings: Holdings = self._parts.lender.blocks_by_request()
         holdings |= {(req_id, me): count for req_id, count in snapshot.local_blocks.items()}
         load = types_pb2.InstanceLoad(
             free_blocks=self._parts.pool.num_free,

@@ -1,0 +1,234 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.errors import Overloaded
+from services.common.ids import InstId, ReqId
+from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.sequence import FinishReason, Request
+from services.worker.kvcache.block_pool import BlockPool
+from tests.unit.worker.engine.world import BLOCK, World, request
+
+
+def test_one_budget_serves_prefill_chunks_and_decodes_alike() -> None:
+    world = World(num_blocks=32, budget=8)
+    world.add(1, num_prompt=4)
+    world.step()
+    world.add(2, num_prompt=20)
+    sizes = []
+    for _ in range(4):
+        plan = world.step()
+        sizes.append([item.num_tokens for item in plan.items])
+    assert sizes == [[1, 7], [1, 7], [1, 6], [1]]  # 1 finished after its fourth token
+
+
+def test_a_request_ends_at_max_tokens() -> None:
+    world = World()
+    world.add(1, max_tokens=3)
+    world.run()
+    assert world.tokens_of(1) == 3
+    assert world.outputs[-1].finish_reason is FinishReason.LENGTH
+    assert world.pool.num_free == 8
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_part_of_it() -> None:
+    world = World()
+    stopping = Request(ReqId(1), (1, 2), 9, stop_token_ids=frozenset({7}))
+    world.scheduler.add(stopping, 0.0)
+    world.step(token=3)
+    world.step(token=7)
+    assert [o.token_ids for o in world.outputs] == [(3,), ()]
+    assert world.outputs[-1].finish_reason is FinishReason.STOP
+
+
+def test_abort_frees_everything_here_and_elsewhere() -> None:
+    world = World(num_blocks=4, remote_blocks=8)
+    world.add(1, num_prompt=24)
+    while not world.lent:
+        world.step()
+        world.carry_out_all()
+    assert world.scheduler.abort(ReqId(1))
+    assert not world.scheduler.abort(ReqId(1))
+    world.settle()
+    assert (world.pool.num_free, world.lent) == (4, {})
+
+
+def test_a_full_queue_refuses_early() -> None:
+    scheduler = Scheduler(SchedulerConfig(BLOCK, 16, 8, max_waiting=1), BlockPool(8))
+    scheduler.add(request(1), 0.0)
+    with pytest.raises(Overloaded):
+        scheduler.add(request(2), 0.0)
+
+
+def test_the_whole_prompt_must_fit_before_it_is_admitted() -> None:
+    world = World(num_blocks=8)
+    world.add(1, num_prompt=20, max_tokens=8)
+    world.add(2, num_prompt=12, max_tokens=1)
+    plan = world.step()
+    assert [item.sequence.req_id for item in plan.items] == [1]
+    world.run()
+    assert world.tokens_of(2) == 1
+
+
+def test_nobody_overtakes_a_waiting_older_request() -> None:
+    world = World(num_blocks=8)
+    world.add(1, num_prompt=12, max_tokens=8)
+    world.step()
+    world.add(2, num_prompt=24, max_tokens=1)
+    world.add(3, num_prompt=1, max_tokens=1)
+    world.step()
+    assert [seq.req_id for seq in world.scheduler.waiting] == [2, 3]
+    world.run()
+    assert world.tokens_of(2) == world.tokens_of(3) == 1
+
+
+def test_the_youngest_gives_way_and_both_finish() -> None:
+    world = World(num_blocks=6, budget=32)
+    world.add(1, num_prompt=8, max_tokens=12)
+    world.add(2, num_prompt=4, max_tokens=12)
+    preempted = 0
+    for _ in range(60):
+        preempted += world.step().num_preempted
+    assert preempted > 0
+    assert (world.tokens_of(1), world.tokens_of(2)) == (12, 12)
+
+
+def test_a_step_that_preempted_admits_nobody() -> None:
+    world = World(num_blocks=6, budget=32)
+    world.add(1, num_prompt=8, max_tokens=12)
+    world.add(2, num_prompt=4, max_tokens=12)
+    for _ in range(60):
+        before = {seq.req_id for seq in world.scheduler.running}
+        plan = world.step()
+        if plan.num_preempted:
+            assert {item.sequence.req_id for item in plan.items} <= before
+            return
+    raise AssertionError("nothing was preempted")
+
+
+def test_a_prompt_longer_than_the_pool_is_prefilled_by_lending_as_it_goes() -> None:
+    world = World(num_blocks=4, remote_blocks=12, budget=8)
+    world.add(1, num_prompt=48, max_tokens=6)
+    world.run()
+    assert world.tokens_of(1) == 6
+    assert (world.pool.num_free, world.lent) == (4, {})
+
+
+def test_lending_comes_before_preemption() -> None:
+    world = World(num_blocks=6, remote_blocks=4, budget=32)
+    world.add(1, num_prompt=8, max_tokens=12)
+    world.add(2, num_prompt=4, max_tokens=12)
+    for _ in range(30):
+        assert world.step().num_preempted == 0
+        world.carry_out_all()
+    assert (world.tokens_of(1), world.tokens_of(2)) == (12, 12)
+
+
+def test_the_longest_request_lends() -> None:
+    world = World(num_blocks=10, remote_blocks=8, budget=64)
+    world.add(1, num_prompt=8, max_tokens=20)
+    world.add(2, num_prompt=20, max_tokens=20)
+    while not world.orders:
+        world.step()
+    assert world.orders[0].req_id == 2
+
+
+def test_a_refused_move_is_not_offered_again_at_once() -> None:
+    world = World(num_blocks=4, remote_blocks=8, budget=8)
+    world.add(1, num_prompt=24)
+    while not world.orders:
+        world.step()
+    world.carry_out(world.orders.pop(), granted=0)
+    refused_s = world.now_s
+    plan = world.scheduler.schedule(refused_s + 0.1, world.remote_free)
+    assert plan.moves == []
+    assert world.scheduler.schedule(refused_s + 1.0, world.remote_free).moves
+
+
+def test_a_move_does_not_commit_after_its_sequence_gave_its_blocks_up() -> None:
+    world = World(num_blocks=4, remote_blocks=8, budget=8)
+    world.add(1, num_prompt=24)
+    while not world.orders:
+        world.step()
+    world.scheduler.abort(ReqId(1))
+    assert not world.carry_out(world.orders.pop())
+    assert (world.pool.num_free, world.lent) == (4, {})
+
+
+def test_a_lost_part_is_recomputed_and_the_answer_goes_on() -> None:
+    world = World(num_blocks=4, remote_blocks=12, budget=8)
+    world.add(1, num_prompt=24, max_tokens=6)
+    while world.tokens_of(1) < 2:
+        world.step()
+        world.carry_out_all()
+    assert world.scheduler.lose_parts(InstId(3)) == 0
+    assert world.scheduler.lose_parts(InstId(2), [ReqId(9)]) == 0
+    assert world.scheduler.lose_parts(InstId(2)) == 1
+    world.settle()
+    world.run()
+    assert world.tokens_of(1) == 6
+    assert world.outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_what_cannot_go_on_ends_with_an_error_instead_of_waiting_for_ever() -> None:
+    world = World(num_blocks=4, remote_blocks=8, budget=8)
+    world.add(1, num_prompt=24, max_tokens=6)
+    world.step()
+    world.orders.clear()
+    for _ in range(200):  # every creditor refuses
+        world.step()
+        while world.orders:
+            world.carry_out(world.orders.pop(), granted=0)
+    assert isinstance(world.outputs[-1].error, Overloaded)
+    assert world.pool.num_free == 4
+
+
+def test_a_request_waits_no_longer_than_the_queue_allows() -> None:
+    world = World(num_blocks=4)
+    world.add(1, num_prompt=64)
+    for _ in range(70):
+        world.step()
+    assert isinstance(world.outputs[-1].error, Overloaded)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    num_blocks=st.integers(3, 10),
+    remote_blocks=st.integers(0, 16),
+    budget=st.integers(1, 24),
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 10)),
+            st.tuples(st.just("abort"), st.integers(1, 12), st.just(0)),
+            st.tuples(st.just("lose"), st.just(0), st.just(0)),
+            st.tuples(st.just("plan"), st.integers(1, 12), st.integers(1, 4)),
+            st.tuples(st.just("move"), st.integers(0, 4), st.just(0)),
+            st.tuples(st.just("step"), st.just(0), st.just(0)),
+        ),
+        max_size=60,
+    ),
+)
+def test_every_block_is_accounted_for_whatever_happens(
+    num_blocks: int, remote_blocks: int, budget: int, events: list[tuple[str, int, int]]
+) -> None:
+    world = World(num_blocks, remote_blocks, budget)
+    num_added = 0
+    for kind, first, second in events:
+        if kind == "add":
+            num_added += 1
+            world.add(num_added, first, second)
+        elif kind == "abort":
+            world.scheduler.abort(ReqId(first))
+        elif kind == "lose":
+            world.scheduler.lose_parts(InstId(2))
+        elif kind == "plan":
+            order = world.scheduler.begin_move(ReqId(first), second)
+            world.orders += [order] if order else []
+        elif kind == "move" and world.orders:
+            world.carry_out(world.orders.pop(0), granted=min(first, world.remote_free))
+        world.settle()
+        world.step()
+    world.carry_out_all()
+    world.run()
+    assert world.pool.num_free == num_blocks
+    assert world.lent == {}

@@ -1,0 +1,100 @@
+"""A scheduler with creditors that are only counters, so that whole lives play out in milliseconds."""
+
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.sequence import MoveOrder, Request, Schedule, SequenceOutput
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.block_table import RemoteSpan
+
+BLOCK = 4
+
+
+def request(req_id: int, num_prompt: int = 4, max_tokens: int = 4) -> Request:
+    return Request(ReqId(req_id), tuple(range(1, num_prompt + 1)), max_tokens)
+
+
+class World:
+    """One instance, `remote_blocks` blocks elsewhere, a clock that advances by one a step."""
+
+    def __init__(
+        self, num_blocks: int = 8, remote_blocks: int = 0, budget: int = 16, max_running: int = 8
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        config = SchedulerConfig(BLOCK, budget, max_running, max_waiting=32)
+        self.scheduler = Scheduler(config, self.pool)
+        self.remote_blocks = remote_blocks
+        self.lent: dict[MoveId, int] = {}
+        self.orders: list[MoveOrder] = []
+        self.outputs: list[SequenceOutput] = []
+        self.now_s = 0.0
+        self._next_move = 1
+
+    @property
+    def remote_free(self) -> int:
+        return self.remote_blocks - sum(self.lent.values())
+
+    def add(self, req_id: int, num_prompt: int = 4, max_tokens: int = 4) -> None:
+        self.scheduler.add(request(req_id, num_prompt, max_tokens), self.now_s)
+
+    def step(self, token: int = 7) -> Schedule:
+        """Schedule, pretend to run (every sampled token is `token`), postprocess, settle releases."""
+        plan = self.scheduler.schedule(self.now_s, self.remote_free)
+        self.check(plan)
+        sampled = {item.sequence.req_id: token for item in plan.items if item.samples}
+        outputs = self.scheduler.postprocess(plan, sampled, self.now_s)
+        self.outputs += [*plan.failed, *outputs]
+        self.orders += plan.moves
+        self.settle()
+        self.now_s += 1.0
+        return plan
+
+    def settle(self) -> None:
+        for _, span in self.scheduler.take_released():
+            del self.lent[span.move_id]
+
+    def carry_out(self, order: MoveOrder, granted: int | None = None) -> bool:
+        """What the mover does: reserve, copy, commit at a step boundary."""
+        count = min(len(order.block_ids), self.remote_free if granted is None else granted)
+        is_committed = False
+        if count > 0:
+            span = RemoteSpan(InstId(2), Incarnation(1), MoveId(self._next_move), count)
+            self._next_move += 1
+            self.lent[span.move_id] = count
+            is_committed = self.scheduler.commit_move(order, span)
+            if not is_committed:
+                del self.lent[span.move_id]
+        self.scheduler.end_move(order, count == 0, self.now_s)
+        return is_committed
+
+    def carry_out_all(self) -> None:
+        while self.orders:
+            self.carry_out(self.orders.pop(0))
+
+    def run(self, max_steps: int = 400) -> None:
+        """Until nothing is left; moves are carried out between steps."""
+        for _ in range(max_steps):
+            self.step()
+            self.carry_out_all()
+            if not self.scheduler.running and not self.scheduler.waiting:
+                return
+        raise AssertionError(f"still running after {max_steps} steps")
+
+    def check(self, plan: Schedule) -> None:
+        """No block lost or owned twice; nothing over budget; every scheduled token has its slot."""
+        tables = [seq.table for seq in self.scheduler.running]
+        local = [block for table in tables for block in table.local]
+        assert len(set(local)) == len(local)
+        assert len(local) + self.pool.num_free == self.pool.num_blocks
+        self.pool.check_integrity()
+        assert sum(t.num_remote_blocks for t in tables) == sum(self.lent.values())
+        assert plan.num_tokens <= self.scheduler.config.max_batched_tokens
+        assert len(self.scheduler.running) <= self.scheduler.config.max_running
+        assert all(not seq.table.num_blocks for seq in self.scheduler.waiting)
+        for item in plan.items:
+            end = item.sequence.num_computed + item.num_tokens
+            assert end <= item.sequence.num_tokens
+            for position in range(item.sequence.num_computed, end):
+                item.sequence.table.slot(position)
+
+    def tokens_of(self, req_id: int) -> int:
+        return sum(len(o.token_ids) for o in self.outputs if o.req_id == req_id)

@@ -1,0 +1,256 @@
+"""The creditor's ledger: every state of a grant against every event, and no block ever lost."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.lending import Grant, LendingLedger, LentPart, Owner
+
+OWNER = Owner(InstId(1), Incarnation(11))
+OTHER = Owner(InstId(1), Incarnation(12))
+REQ, MOVE = ReqId(5), MoveId(50)
+LEASE_S = 10.0
+
+
+def ledger_of(num_blocks: int = 8, keep_free: int = 1) -> tuple[LendingLedger, BlockPool]:
+    pool = BlockPool(num_blocks)
+    return LendingLedger(pool, keep_free, LEASE_S), pool
+
+
+def fill(ledger: LendingLedger, grant: Grant, now_s: float = 0.0) -> None:
+    for index in range(len(grant.block_ids)):
+        assert ledger.begin_receive(grant.move_id, index, now_s) == grant.block_ids[index]
+        ledger.end_receive(grant.move_id, index, True)
+
+
+def held(ledger: LendingLedger, num_blocks: int = 2, move: MoveId = MOVE) -> LentPart:
+    grant = ledger.reserve(OWNER, REQ, move, num_blocks, 0.0)
+    assert grant is not None
+    fill(ledger, grant)
+    return ledger.open_part(OWNER, REQ, [move], 0.0)
+
+
+def test_reservations_are_first_come_first_served() -> None:
+    ledger, pool = ledger_of()
+    assert ledger.reserve(OWNER, REQ, MOVE, 5, 0.0) is not None
+    assert ledger.reserve(OTHER, ReqId(6), MoveId(51), 3, 0.0) is None
+    assert ledger.reserve(OTHER, ReqId(6), MoveId(51), 2, 0.0) is not None
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1])
+def test_a_reservation_of_nothing_is_refused(num_blocks: int) -> None:
+    ledger, _ = ledger_of()
+    assert ledger.reserve(OWNER, REQ, MOVE, num_blocks, 0.0) is None
+
+
+def test_a_duplicate_reservation_is_the_same_grant() -> None:
+    ledger, pool = ledger_of()
+    first = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    assert ledger.reserve(OWNER, REQ, MOVE, 2, 1.0) is first
+    assert ledger.reserve(OTHER, REQ, MOVE, 2, 1.0) is None
+    assert pool.num_free == 6
+
+
+def test_a_part_can_be_read_only_when_every_block_arrived() -> None:
+    ledger, _ = ledger_of()
+    grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    assert grant is not None
+    ledger.begin_receive(MOVE, 0, 0.0)
+    ledger.end_receive(MOVE, 0, True)
+    ledger.begin_receive(MOVE, 1, 0.0)
+    ledger.end_receive(MOVE, 1, False)  # bad checksum
+    with pytest.raises(LookupError):
+        ledger.open_part(OWNER, REQ, [MOVE], 0.0)
+    ledger.begin_receive(MOVE, 1, 0.0)
+    ledger.end_receive(MOVE, 1, True)
+    assert ledger.open_part(OWNER, REQ, [MOVE], 0.0).block_ids == grant.block_ids
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_copy_beyond_the_reservation_is_refused(index: int) -> None:
+    ledger, _ = ledger_of()
+    ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    with pytest.raises(LookupError):
+        ledger.begin_receive(MOVE, index, 0.0)
+
+
+def test_a_held_grant_takes_no_more_copies() -> None:
+    ledger, _ = ledger_of()
+    held(ledger)
+    with pytest.raises(LookupError):
+        ledger.begin_receive(MOVE, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "req_id", "moves"),
+    [(OTHER, REQ, [MOVE]), (OWNER, ReqId(6), [MOVE]), (OWNER, REQ, [MOVE, MoveId(99)])],
+)
+def test_a_part_of_somebody_else_cannot_be_opened(
+    owner: Owner, req_id: ReqId, moves: list[MoveId]
+) -> None:
+    ledger, _ = ledger_of()
+    held(ledger)
+    with pytest.raises(LookupError):
+        ledger.open_part(owner, req_id, moves, 0.0)
+
+
+def test_a_part_spans_several_moves_in_their_order() -> None:
+    ledger, _ = ledger_of()
+    first = held(ledger, 2)
+    second = held(ledger, 1, MoveId(51))
+    part = ledger.open_part(OWNER, REQ, [MOVE, MoveId(51)], 0.0)
+    assert part.block_ids == first.block_ids + second.block_ids
+
+
+def test_an_unused_lease_ends_and_use_renews_it() -> None:
+    ledger, pool = ledger_of()
+    part = held(ledger)
+    ledger.begin_use(part, 9.0)
+    ledger.end_use(part)
+    assert ledger.expire(18.9) == []
+    ledger.begin_use(part, 18.9)
+    ledger.end_use(part)
+    assert [grant.move_id for grant in ledger.expire(28.9)] == [MOVE]
+    assert pool.num_free == 8
+    with pytest.raises(LookupError):
+        ledger.begin_use(part, 28.9)
+
+
+def test_an_overdue_lease_is_over_before_anybody_swept() -> None:
+    ledger, _ = ledger_of()
+    part = held(ledger)
+    with pytest.raises(LookupError):
+        ledger.begin_use(part, LEASE_S)
+
+
+def test_the_owner_renews_its_own_requests_only() -> None:
+    ledger, _ = ledger_of()
+    held(ledger)
+    assert ledger.renew(OWNER, [REQ, ReqId(6)], 5.0) == [ReqId(6)]
+    assert ledger.renew(OTHER, [REQ], 5.0) == [REQ]
+    assert ledger.expire(14.9) == []
+
+
+def test_a_released_block_stays_pinned_until_its_last_reader_left() -> None:
+    ledger, pool = ledger_of()
+    part = held(ledger)
+    ledger.begin_use(part, 0.0)
+    assert ledger.release(OWNER, REQ) == 2
+    assert pool.num_free == 6
+    assert ledger.reserve(OWNER, REQ, MOVE, 2, 0.0) is None  # a late duplicate revives nothing
+    ledger.end_use(part)
+    assert pool.num_free == 8
+
+
+def test_a_release_during_a_copy_waits_for_the_copy() -> None:
+    ledger, pool = ledger_of()
+    ledger.reserve(OWNER, REQ, MOVE, 1, 0.0)
+    ledger.begin_receive(MOVE, 0, 0.0)
+    ledger.release(OWNER, REQ, MOVE)
+    assert pool.num_free == 7
+    ledger.end_receive(MOVE, 0, True)
+    assert pool.num_free == 8
+
+
+def test_release_is_idempotent_and_can_name_one_move() -> None:
+    ledger, pool = ledger_of()
+    held(ledger, 2)
+    held(ledger, 1, MoveId(51))
+    assert ledger.release(OTHER, REQ) == 0
+    assert ledger.release(OWNER, REQ, MOVE) == 2
+    assert ledger.release(OWNER, REQ, MOVE) == 0
+    assert ledger.blocks_by_request() == {(REQ, InstId(1)): 1}
+    assert ledger.release(OWNER, REQ) == 1
+    assert pool.num_free == 8
+
+
+def test_use_pins_all_of_a_part_or_nothing() -> None:
+    ledger, pool = ledger_of()
+    held(ledger, 2)
+    held(ledger, 1, MoveId(51))
+    part = ledger.open_part(OWNER, REQ, [MOVE, MoveId(51)], 0.0)
+    ledger.release(OWNER, REQ, MoveId(51))
+    with pytest.raises(LookupError):
+        ledger.begin_use(part, 0.0)
+    ledger.release(OWNER, REQ)
+    assert pool.num_free == 8
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Random events in any order; what is lent plus what is free is always everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger, self.pool = ledger_of(num_blocks=12)
+        self.now_s = 0.0
+        self.copying: list[tuple[MoveId, int]] = []
+        self.using: list[LentPart] = []
+
+    moves = st.integers(1, 4).map(MoveId)
+
+    @rule(move=moves, num_blocks=st.integers(1, 5))
+    def reserve(self, move: MoveId, num_blocks: int) -> None:
+        self.ledger.reserve(OWNER, ReqId(move % 2), move, num_blocks, self.now_s)
+
+    @rule(move=moves, index=st.integers(0, 4))
+    def begin_copy(self, move: MoveId, index: int) -> None:
+        try:
+            self.ledger.begin_receive(move, index, self.now_s)
+        except LookupError:
+            return
+        self.copying.append((move, index))
+
+    @precondition(lambda self: self.copying)
+    @rule(is_good=st.booleans())
+    def end_copy(self, is_good: bool) -> None:
+        move, index = self.copying.pop(0)
+        self.ledger.end_receive(move, index, is_good)
+
+    @rule(move=moves)
+    def begin_use(self, move: MoveId) -> None:
+        try:
+            part = self.ledger.open_part(OWNER, ReqId(move % 2), [move], self.now_s)
+            self.ledger.begin_use(part, self.now_s)
+        except LookupError:
+            return
+        self.using.append(part)
+
+    @precondition(lambda self: self.using)
+    @rule()
+    def end_use(self) -> None:
+        self.ledger.end_use(self.using.pop(0))
+
+    @rule(req=st.integers(0, 1).map(ReqId), move=st.none() | moves)
+    def release(self, req: ReqId, move: MoveId | None) -> None:
+        self.ledger.release(OWNER, req, move)
+
+    @rule(elapsed_s=st.floats(0.1, 12.0))
+    def let_time_pass(self, elapsed_s: float) -> None:
+        self.now_s += elapsed_s
+        self.ledger.expire(self.now_s)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        assert self.pool.num_free + self.ledger.num_lent_blocks == 12
+        self.pool.check_integrity()
+
+    @invariant()
+    def blocks_in_use_are_not_free(self) -> None:
+        for part in self.using:
+            assert not any(self.pool._is_free[block] for block in part.block_ids)
+
+    def teardown(self) -> None:
+        while self.copying:
+            self.end_copy(True)
+        while self.using:
+            self.end_use()
+        self.ledger.expire(self.now_s + 2 * LEASE_S)
+        assert self.pool.num_free == 12
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
