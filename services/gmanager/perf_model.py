@@ -26,29 +26,30 @@ class OperatingPoint:
     attended_tokens: float
     free_blocks: int
     waiting: int
-    #: What one waiting request needs to start, on average.
-    blocks_per_waiting: float
+    #: What all of them need to start; each counts as the average, in exact integers.
+    waiting_blocks: int
     #: Calls to creditors per layer, and the query rows in them.
     num_creditors: int
     num_remote_rows: int
 
     @property
-    def admitted(self) -> float:
-        """How far the free memory lets the batch grow.
-
-        A fraction stands for the waiting requests that are smaller than the average.
-        """
+    def admitted(self) -> int:
+        """The waiting requests that the free memory lets into the batch."""
         if not self.waiting:
-            return 0.0
-        return min(float(self.waiting), self.free_blocks / self.blocks_per_waiting)
+            return 0
+        return min(self.waiting, self.free_blocks * self.waiting // self.waiting_blocks)
+
+    def blocks_to_admit(self, num_requests: int) -> int:
+        """The fewest free blocks with which so many of the waiting are admitted."""
+        return -(-num_requests * self.waiting_blocks // self.waiting) if num_requests else 0
 
     @property
-    def batch(self) -> float:
+    def batch(self) -> int:
         return self.running + self.admitted  # beta
 
     @property
     def step_s(self) -> float:
-        new_tokens = self.admitted * self.blocks_per_waiting * self.block_size
+        new_tokens = self.blocks_to_admit(self.admitted) * self.block_size
         return (
             non_attention_s(self.perf.non_attention, self.batch)  # n_layers * W(beta)/f(beta)
             + (self.attended_tokens + new_tokens) * self.perf.attention_s_per_token  # S/g
@@ -101,7 +102,7 @@ def operating_point(
         free_blocks=load.free_blocks,
         waiting=load.waiting,
         # A request that says nothing of its size still needs a block.
-        blocks_per_waiting=max(1.0, load.waiting_blocks / load.waiting) if load.waiting else 1.0,
+        waiting_blocks=max(load.waiting, load.waiting_blocks),
         num_creditors=num_creditors,
         num_remote_rows=num_remote_rows,
     )

@@ -7,7 +7,7 @@ the lines of the algorithm as design 2.2 gives it.
 import math
 from collections import Counter
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.ids import InstId, ReqId
 from services.gmanager.cluster import Cluster, PlacementEntry
@@ -38,27 +38,37 @@ def plan_moves(
 ) -> list[Move]:
     """Owners of busy requests are left alone: what they report is about to change."""
     board = _Board(cluster, thresholds, busy)
-    moves: list[Move] = []
-    points = board.points
+    points, moves = board.points, list[Move]()
     for debtor in board.debtors():  # 1, 3
         request = board.longest_request(debtor)  # 4
-        if request is None or board.has_destination(debtor, moves):
+        if request is None or any(move.destination == debtor for move in moves):
             continue
         block_max = request.num_blocks - 1  # the tail block still grows
-        trial, planned = dict(points), list[Move]()
+        trial, pending = dict(points), list[Move]()
         for creditor in board.creditors(debtor, points, moves):  # 2, 5
             pair = _Pair(trial[debtor], trial[creditor], *board.new_links(request, creditor))
-            candidates = pair.candidates(min(block_max, board.room(creditor, trial)))
+            candidates = pair.candidates(min(block_max, board.room(creditor, points)))
             num_blocks = max(candidates, key=pair.tokens_per_s, default=0)  # 6
-            if pair.gain(num_blocks) <= 0:  # 7
+            if not num_blocks:
                 break
-            planned.append(Move(request.req_id, num_blocks, debtor, creditor))  # 8
             trial[debtor], trial[creditor] = pair.after(num_blocks)
+            pending.append(Move(request.req_id, num_blocks, debtor, creditor))
             block_max -= num_blocks
-        # Room for a part of a request helps nobody.
-        if int(trial[debtor].admitted) > int(points[debtor].admitted):
-            points, moves = trial, moves + planned
+            if trial[debtor].admitted == points[debtor].admitted:
+                continue  # room for a part of a request: of use if the next creditor adds the rest
+            if _gain(points, trial, pending) <= 0:  # 7
+                break
+            points, moves, pending = dict(trial), moves + pending, []  # 8
     return moves
+
+
+def _gain(
+    before: dict[InstId, OperatingPoint], after: dict[InstId, OperatingPoint], moves: list[Move]
+) -> float:
+    """Tokens per second that the moves bring to those who take part, beyond noise."""
+    touched = {move.source for move in moves} | {move.destination for move in moves}
+    before_tps = sum(before[inst_id].tokens_per_s for inst_id in touched)
+    return sum(after[inst_id].tokens_per_s for inst_id in touched) - (1 + MIN_GAIN) * before_tps
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +84,16 @@ class _Pair:
         """The fewest blocks that let 1, 2, 3 ... more waiting requests in.
 
         Between two of them the batch does not grow, so that a copy would be for nothing. Where not
-        even one fits, all the creditor can take: the next creditor may bring the rest.
+        even one fits, all that can move: the next creditor may bring the rest.
         """
         debtor = self.debtor
-        per_request = debtor.blocks_per_waiting
-        first = int(debtor.admitted) + 1
+        first = debtor.admitted + 1
         if most <= 0 or first > debtor.waiting:
             return []
-        last = min(debtor.waiting, int((debtor.free_blocks + most) / per_request))
+        last = replace(debtor, free_blocks=debtor.free_blocks + most).admitted
         stride = max(1, math.ceil((last - first + 1) / MAX_CANDIDATES))
         counts = range(last, first - 1, -stride)
-        return [math.ceil(n * per_request - debtor.free_blocks) for n in counts] or [most]
+        return [debtor.blocks_to_admit(n) - debtor.free_blocks for n in counts] or [most]
 
     def after(self, num_blocks: int) -> tuple[OperatingPoint, OperatingPoint]:
         lent = self.debtor.lend_out(num_blocks, self.new_creditors, self.new_rows)
@@ -93,11 +102,6 @@ class _Pair:
     def tokens_per_s(self, num_blocks: int) -> float:
         debtor, creditor = self.after(num_blocks)
         return debtor.tokens_per_s + creditor.tokens_per_s
-
-    def gain(self, num_blocks: int) -> float:
-        """What the move brings beyond noise; nothing for no move."""
-        before = self.debtor.tokens_per_s + self.creditor.tokens_per_s
-        return self.tokens_per_s(num_blocks) - (1 + MIN_GAIN) * before if num_blocks else 0.0
 
 
 class _Board:
@@ -164,9 +168,6 @@ class _Board:
                 and self._can_hold(inst_id, debtor)
             ):
                 yield inst_id
-
-    def has_destination(self, inst_id: InstId, moves: list[Move]) -> bool:
-        return any(move.destination == inst_id for move in moves)
 
     def room(self, creditor: InstId, points: dict[InstId, OperatingPoint]) -> int:
         """Lending takes nobody beyond U_thres: the rest is for the creditor's own growth."""
