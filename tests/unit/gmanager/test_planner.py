@@ -1,0 +1,133 @@
+"""The planner with a clock that only the test moves and sources that answer as told."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.common.errors import Unavailable
+from services.common.ids import InstId
+from services.gmanager.cluster import InstanceLoad
+from services.gmanager.config import GManagerConfig
+from services.gmanager.keeper import MapKeeper
+from services.gmanager.metrics import GManagerMetrics
+from services.gmanager.placement_map import Delta, PlacementMap
+from services.gmanager.planner import COOL_DOWN_S, MoveAnswer, MoveOrder, Planner
+from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
+
+HELD_DOWN = InstanceLoad(
+    free_blocks=0, running=2, waiting=6, waiting_blocks=60, running_tokens=1600
+)
+IDLE = InstanceLoad(free_blocks=100)
+CONFIG = GManagerConfig()
+ACCEPTED = MoveAnswer(accepted=True, reason="")
+
+
+@dataclass
+class Bench:
+    """One debtor (1) and one idle creditor (2)."""
+
+    config: GManagerConfig = CONFIG
+    answer: MoveAnswer | Exception = ACCEPTED
+    now_s: float = 0.0
+    orders: list[MoveOrder] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def __post_init__(self) -> None:
+        metrics = GManagerMetrics(self.registry)
+        self.keeper = MapKeeper(PlacementMap(), self.deltas.append, lambda: self.now_s)
+        self.planner = Planner(self.config, self.keeper, metrics, self.issue_move)
+        for inst_id in (1, 2):
+            self.keeper.register(make_info(inst_id))
+        self.report(1)
+
+    def report(self, sequence_number: int) -> None:
+        row = make_row(7, 1, 80)
+        debtor = make_heartbeat(1, sequence_number, row, full=True, load=HELD_DOWN)
+        self.keeper.apply_heartbeat(debtor)
+        self.keeper.apply_heartbeat(make_heartbeat(2, sequence_number, full=True, load=IDLE))
+
+    async def issue_move(self, order: MoveOrder) -> MoveAnswer:
+        self.orders.append(order)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"infinite_llm_gmanager_{name}", labels)
+
+
+async def test_a_planned_move_goes_to_its_source() -> None:
+    bench = Bench()
+    await bench.planner.run_once()
+    (order,) = bench.orders
+    assert (order.move.req_id, order.move.num_blocks) == (7, 60)
+    assert (order.source, order.destination) == (make_info(1), make_info(2))
+    assert bench.planner.moves_issued == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        pytest.param(ACCEPTED, "accepted", id="accepted"),
+        pytest.param(MoveAnswer(False, "full"), "refused", id="refused"),
+        pytest.param(Unavailable("gone"), "failed", id="failed"),
+    ],
+)
+async def test_whatever_the_answer_the_request_rests(
+    answer: MoveAnswer | Exception, outcome: str
+) -> None:
+    bench = Bench(answer=answer)
+    await bench.planner.run_once()
+    bench.now_s = 1.0
+    await bench.planner.run_once()
+    assert len(bench.orders) == 1
+    assert bench.sample("moves_total", outcome=outcome) == 1
+    bench.now_s = COOL_DOWN_S
+    bench.report(2)
+    await bench.planner.run_once()
+    assert len(bench.orders) == 2
+
+
+async def test_silent_instances_are_dropped_before_planning() -> None:
+    bench = Bench()
+    bench.now_s = 3.5
+    await bench.planner.run_once()
+    assert bench.orders == []
+    assert bench.keeper.instance(InstId(1)) is None
+    assert bench.sample("instances") == 0
+
+
+async def test_without_pooling_nothing_moves_but_the_silent_still_leave() -> None:
+    bench = Bench(config=GManagerConfig(pooling=False))
+    await bench.planner.run_once()
+    bench.now_s = 3.5
+    await bench.planner.run_once()
+    assert bench.orders == []
+    assert bench.keeper.instances() == ()
+
+
+async def test_the_cluster_is_measured() -> None:
+    bench = Bench()
+    await bench.planner.run_once()
+    assert bench.sample("instances") == 2
+    assert bench.sample("blocks", state="free") == 100
+    assert bench.sample("plan_seconds_count") == 1
+
+
+async def test_an_unexpected_error_costs_one_round(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(config=GManagerConfig(planning_period_s=0.001), answer=RuntimeError("bug"))
+    task = asyncio.create_task(bench.planner.run())
+    async with asyncio.timeout(5.0):
+        while "planning round failed" not in caplog.text:
+            await asyncio.sleep(0.001)
+        bench.answer = ACCEPTED
+        bench.now_s = COOL_DOWN_S
+        bench.report(2)
+        while len(bench.orders) < 2:
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

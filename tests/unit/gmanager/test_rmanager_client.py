@@ -1,0 +1,86 @@
+"""MoveKvCache as a source rManager receives it, over real gRPC on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from protos.infinite_llm.v1 import worker_pb2
+from services.common.addresses import free_ports
+from services.common.errors import DeadlineExceeded, Unavailable
+from services.common.ids import InstId, ReqId
+from services.common.rpc import new_server
+from services.gmanager import convert
+from services.gmanager.planner import MoveAnswer, MoveOrder
+from services.gmanager.policy import Move
+from services.gmanager.rmanager_client import issue_move
+from tests.unit.gmanager.builders import make_info
+
+
+class FakeRManager:
+    def __init__(self, answer: worker_pb2.MoveKvCacheResponse | None) -> None:
+        self.answer = answer
+        self.requests: list[worker_pb2.MoveKvCacheRequest] = []
+
+    async def move_kv_cache(
+        self, request: worker_pb2.MoveKvCacheRequest, context: object
+    ) -> worker_pb2.MoveKvCacheResponse:
+        self.requests.append(request)
+        if self.answer is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        return self.answer
+
+
+@asynccontextmanager
+async def serving(rmanager: FakeRManager) -> AsyncIterator[MoveOrder]:
+    handler = grpc.unary_unary_rpc_method_handler(
+        rmanager.move_kv_cache,
+        request_deserializer=worker_pb2.MoveKvCacheRequest.FromString,
+        response_serializer=worker_pb2.MoveKvCacheResponse.SerializeToString,
+    )
+    handlers = {"MoveKvCache": handler}
+    server = new_server()
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("infinite_llm.v1.RManager", handlers)]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield order_to(f"127.0.0.1:{port}")
+    await server.stop(None)
+
+
+def order_to(address: str) -> MoveOrder:
+    source = replace(make_info(1, incarnation=11), control_address=address)
+    return MoveOrder(Move(ReqId(7), 5, InstId(1), InstId(2)), source, make_info(2, incarnation=22))
+
+
+async def test_the_source_learns_what_and_where() -> None:
+    rmanager = FakeRManager(worker_pb2.MoveKvCacheResponse(accepted=True))
+    async with serving(rmanager) as order:
+        assert await issue_move(order) == MoveAnswer(accepted=True, reason="")
+    (request,) = rmanager.requests
+    assert (request.req_id, request.num_blocks, request.source_incarnation) == (7, 5, 11)
+    assert request.dst == convert.info_to_proto(order.destination)
+
+
+async def test_a_refusal_says_why() -> None:
+    answer = worker_pb2.MoveKvCacheResponse(accepted=False, reason="finishing")
+    async with serving(FakeRManager(answer)) as order:
+        assert await issue_move(order) == MoveAnswer(accepted=False, reason="finishing")
+
+
+async def test_a_source_that_does_not_answer_costs_no_more_than_the_deadline() -> None:
+    async with serving(FakeRManager(None)) as order:
+        with pytest.raises(DeadlineExceeded):
+            async with asyncio.timeout(4.0):
+                await issue_move(order)
+
+
+async def test_a_source_that_is_gone_is_unavailable() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(Unavailable):
+        await issue_move(order_to(f"127.0.0.1:{port}"))

@@ -1,0 +1,228 @@
+"""The GManager service over real gRPC on loopback, with a clock that only the test moves."""
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
+from services.common.errors import ConfigError, InvalidRequest, Unavailable
+from services.common.health import HealthReporter
+from services.common.rpc import error_from_rpc, new_server, open_channel
+from services.gmanager import convert
+from services.gmanager.config import GManagerConfig
+from services.gmanager.keeper import MapKeeper
+from services.gmanager.metrics import GManagerMetrics
+from services.gmanager.placement_map import Delta, PlacementMap
+from services.gmanager.server import SERVICE_NAME, GManagerServicer, listen
+from tests.unit.gmanager.builders import make_info
+
+DEADLINE_S = 5.0
+
+
+@dataclass
+class Running:
+    channel: grpc.aio.Channel
+    keeper: MapKeeper
+    registry: CollectorRegistry
+    deltas: list[Delta]
+    now_s: float = 0.0
+    stub: "gmanager_pb2_grpc.GManagerAsyncStub" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stub = gmanager_pb2_grpc.GManagerStub(self.channel)
+
+    async def register(self, inst_id: int, **changes: object) -> gmanager_pb2.RegisterResponse:
+        info = convert.info_to_proto(make_info(inst_id, **changes))  # type: ignore[arg-type]
+        request = gmanager_pb2.RegisterRequest(info=info)
+        return await self.stub.Register(request, timeout=DEADLINE_S)
+
+    async def heartbeat(
+        self, inst_id: int, sequence_number: int, *entries: types_pb2.RequestPlacementEntry,
+        full: bool = True, load: types_pb2.InstanceLoad | None = None, incarnation: int = 1,
+    ) -> gmanager_pb2.HeartbeatResponse:  # fmt: skip
+        request = gmanager_pb2.HeartbeatRequest(
+            inst_id=inst_id,
+            incarnation=incarnation,
+            sequence_number=sequence_number,
+            full=full,
+            entries=entries,
+            load=load,
+        )
+        return await self.stub.Heartbeat(request, timeout=DEADLINE_S)
+
+    async def view(self) -> gmanager_pb2.GetClusterViewResponse:
+        request = gmanager_pb2.GetClusterViewRequest()
+        return await self.stub.GetClusterView(request, timeout=DEADLINE_S)
+
+    async def creditors_of(self, inst_id: int) -> list[int]:
+        request = gmanager_pb2.FindCreditorsRequest(inst_id=inst_id, req_id=7, num_blocks=3)
+        response = await self.stub.FindCreditors(request, timeout=DEADLINE_S)
+        return [view.info.inst_id for view in response.creditors]
+
+
+@asynccontextmanager
+async def running(config: GManagerConfig) -> AsyncIterator[Running]:
+    registry, deltas = CollectorRegistry(), list[Delta]()
+    keeper = MapKeeper(PlacementMap(), deltas.append, lambda: started.now_s)
+    servicer = GManagerServicer(config, keeper, GManagerMetrics(registry), lambda: 42)
+    server = new_server()
+    gmanager_pb2_grpc.add_GManagerServicer_to_server(servicer, server)
+    health = HealthReporter(server, [SERVICE_NAME])
+    port = listen(server, "127.0.0.1:0")
+    await server.start()
+    await health.serving()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        started = Running(channel, keeper, registry, deltas)
+        yield started
+    await server.stop(None)
+
+
+@pytest.fixture
+async def gmanager() -> AsyncIterator[Running]:
+    async with running(GManagerConfig()) as started:
+        yield started
+
+
+def entry(req_id: int, inst_id: int, num_blocks: int) -> types_pb2.RequestPlacementEntry:
+    return types_pb2.RequestPlacementEntry(
+        req_id=req_id, inst_id=inst_id, num_blocks=num_blocks, local=True, owner_inst_id=inst_id
+    )
+
+
+def load(free_blocks: int, *, draining: bool = False) -> types_pb2.InstanceLoad:
+    return types_pb2.InstanceLoad(free_blocks=free_blocks, draining=draining)
+
+
+async def error_of(call: Awaitable[object]) -> Exception:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return error_from_rpc(caught.value)
+
+
+async def test_registration_tells_the_heartbeat_period(gmanager: Running) -> None:
+    assert (await gmanager.register(1)).heartbeat_period_s == 0.5
+
+
+async def test_what_workers_report_is_what_the_view_shows(gmanager: Running) -> None:
+    await gmanager.register(1)
+    await gmanager.heartbeat(1, 1, entry(7, 1, 3), load=load(97))
+    gmanager.now_s = 1.5
+    view = await gmanager.view()
+    (instance,) = view.instances
+    assert instance.info == convert.info_to_proto(make_info(1))
+    assert (instance.load.free_blocks, instance.age_s) == (97, 1.5)
+    assert list(view.entries) == [entry(7, 1, 3)]
+    assert view.moves_issued == 42
+
+
+async def test_a_heartbeat_answers_with_the_peers(gmanager: Running) -> None:
+    await gmanager.register(1)
+    await gmanager.register(2)
+    response = await gmanager.heartbeat(1, 1)
+    assert [peer.info.inst_id for peer in response.peers] == [2]
+    assert not response.register_again
+    assert not response.full_report
+
+
+async def test_a_gap_and_an_unknown_incarnation_are_answered(gmanager: Running) -> None:
+    assert (await gmanager.heartbeat(1, 1)).register_again
+    await gmanager.register(1)
+    await gmanager.heartbeat(1, 1)
+    assert (await gmanager.heartbeat(1, 3, full=False)).full_report
+    assert (await gmanager.heartbeat(1, 4, incarnation=9)).register_again
+
+
+async def test_silent_instances_leave_the_view(gmanager: Running) -> None:
+    await gmanager.register(1)
+    gmanager.now_s = 2.0
+    await gmanager.register(2)
+    gmanager.now_s = 4.0
+    gmanager.keeper.expire(3.0)
+    assert [view.info.inst_id for view in (await gmanager.view()).instances] == [2]
+
+
+async def test_leaving_takes_effect_at_once(gmanager: Running) -> None:
+    await gmanager.register(1)
+    request = gmanager_pb2.DeregisterRequest(inst_id=1, incarnation=1)
+    await gmanager.stub.Deregister(request, timeout=DEADLINE_S)
+    await gmanager.stub.Deregister(request, timeout=DEADLINE_S)
+    assert not (await gmanager.view()).instances
+
+
+async def test_every_change_is_handed_on(gmanager: Running) -> None:
+    await gmanager.register(1)
+    await gmanager.heartbeat(1, 1, entry(7, 1, 3))
+    gmanager.now_s = 9.0
+    gmanager.keeper.expire(3.0)
+    keys = [(sorted(delta.instances), sorted(delta.rows)) for delta in gmanager.deltas]
+    assert keys == [([1], []), ([], [(7, 1)]), ([1], [(7, 1)])]
+
+
+async def test_creditors_are_named_same_host_first_then_most_free(gmanager: Running) -> None:
+    hosts = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.1", 4: "10.0.0.2", 5: "10.0.0.1"}
+    free = {1: 50, 2: 90, 3: 10, 4: 95, 5: 20}
+    for inst_id, host in hosts.items():
+        await gmanager.register(inst_id, host=host)
+        await gmanager.heartbeat(inst_id, 1, load=load(free[inst_id]))
+    assert await gmanager.creditors_of(1) == [5, 3, 4, 2]
+
+
+async def test_who_is_no_creditor(gmanager: Running) -> None:
+    for inst_id in (1, 2, 3):
+        await gmanager.register(inst_id)
+    await gmanager.register(4, model="other")
+    await gmanager.heartbeat(2, 1, load=load(50, draining=True))
+    await gmanager.heartbeat(3, 1, load=load(0))
+    await gmanager.heartbeat(4, 1, load=load(50))
+    assert await gmanager.creditors_of(1) == []
+
+
+async def test_without_pooling_there_are_no_creditors() -> None:
+    async with running(GManagerConfig(pooling=False)) as gmanager:
+        for inst_id in (1, 2):
+            await gmanager.register(inst_id)
+            await gmanager.heartbeat(inst_id, 1, load=load(50))
+        assert await gmanager.creditors_of(1) == []
+
+
+async def test_an_unknown_debtor_may_ask_again(gmanager: Running) -> None:
+    assert isinstance(await error_of(gmanager.creditors_of(1)), Unavailable)
+
+
+async def test_bad_input_is_refused_and_the_next_call_works(gmanager: Running) -> None:
+    error = await error_of(gmanager.register(1, incarnation=0))
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "info.incarnation"
+    await gmanager.register(1)
+    error = await error_of(gmanager.heartbeat(1, 1, entry(7, 2, 3)))
+    assert isinstance(error, InvalidRequest)
+    assert not (await gmanager.heartbeat(1, 1, entry(7, 1, 3))).register_again
+
+
+async def test_heartbeats_are_counted(gmanager: Running) -> None:
+    await gmanager.register(1)
+    await gmanager.heartbeat(1, 1)
+    await gmanager.heartbeat(1, 2)
+    assert gmanager.registry.get_sample_value("infinite_llm_gmanager_heartbeats_total") == 2
+
+
+async def test_health_answers_for_the_service(gmanager: Running) -> None:
+    stub = health_pb2_grpc.HealthStub(gmanager.channel)
+    request = health_pb2.HealthCheckRequest(service="infinite_llm.v1.GManager")
+    response = await stub.Check(request, timeout=DEADLINE_S)
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_port_in_use_names_the_variable() -> None:
+    first, second = new_server(), new_server()
+    port = listen(first, "127.0.0.1:0")
+    await first.start()
+    with pytest.raises(ConfigError, match="INFINITE_LLM_LISTEN_ADDRESS"):
+        listen(second, f"127.0.0.1:{port}")
+    await first.stop(None)
+    await second.stop(None)
