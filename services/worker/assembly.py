@@ -64,7 +64,7 @@ def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Work
     attention_kernels = kernels.select(config.device, config.num_threads)
     metrics = DataPlaneMetrics(REGISTRY)
 
-    pool = BlockPool(config.num_blocks)
+    pool = BlockPool(config.num_blocks, storage.poison if config.poison_freed_blocks else None)
     ledger = LendingLedger(pool, config.lend_keep_free, config.lease_s)
     lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
     incarnation = new_incarnation()

@@ -42,6 +42,8 @@ class Config:
     queue_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
     """After SIGTERM, running requests may finish for this long."""
+    poison_freed_blocks: bool = False
+    """Fill blocks with NaN as they become free: reading one then shows in every token."""
     metrics_port: int = 0
     otlp_endpoint: str = ""
     log_level: str = "info"

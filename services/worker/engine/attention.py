@@ -104,7 +104,7 @@ class DistAttention:
         if self._step is None:
             raise RuntimeError("begin() was not called for this step")
         step, num_rows = self._step, q.shape[0]
-        self._kernels.write_kv(self._pool, layer, k, v, step.slots)
+        self._kernels.write_kv(self._pool, layer, k.contiguous(), v.contiguous(), step.slots)
         query = q * self._scale
         for channel, remote in self._open:
             channel.send_query(layer, query.index_select(0, remote.row_ids))

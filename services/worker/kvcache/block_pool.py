@@ -6,16 +6,20 @@ therefore one indivisible step, without a separate question whose answer could g
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class BlockPool:
     """A fixed number of blocks, by id; the most recently freed first, since its memory is warm."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, on_free: Callable[[Sequence[int]], None] | None = None
+    ) -> None:
+        """`on_free` sees blocks that go back, before anybody can have them again."""
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
+        self._on_free = on_free
         self._lock = threading.Lock()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._is_free = [True] * num_blocks
@@ -37,6 +41,8 @@ class BlockPool:
     def free(self, block_ids: Sequence[int]) -> None:
         """Give blocks back. A block that is free already is a bookkeeping error: ValueError."""
         with self._lock:
+            if self._on_free is not None:
+                self._on_free(block_ids)
             for block_id in block_ids:
                 if self._is_free[block_id]:
                     raise ValueError(f"block {block_id} is already free")

@@ -4,6 +4,7 @@ pool[num_blocks][num_layers][2 = K, V][num_kv_heads][block_size][head_dim]
 """
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,3 +42,8 @@ class KvStorage:
         """All layers of one block as bytes, without a copy."""
         start = block_id * self.shape.block_bytes
         return memoryview(self._memory)[start : start + self.shape.block_bytes]
+
+    def poison(self, block_ids: Sequence[int]) -> None:
+        """Fill blocks with NaN, so that whoever still reads them cannot go unnoticed."""
+        for block_id in block_ids:
+            self.pool[block_id] = torch.nan

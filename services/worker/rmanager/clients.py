@@ -1,13 +1,19 @@
 """gRPC stubs to the gManager and to other rManagers, one channel per address."""
 
+from typing import TYPE_CHECKING
+
 import grpc
 
 from protos.infinite_llm.v1 import types_pb2
-from protos.infinite_llm.v1.gmanager_pb2_grpc import GManagerAsyncStub, GManagerStub
-from protos.infinite_llm.v1.worker_pb2_grpc import RManagerAsyncStub, RManagerStub
+from protos.infinite_llm.v1.gmanager_pb2_grpc import GManagerStub
+from protos.infinite_llm.v1.worker_pb2_grpc import RManagerStub
 from services.common.ids import Incarnation, InstId
 from services.common.rpc import open_channel
 from services.worker.rmanager.peers import PeerView
+
+if TYPE_CHECKING:  # these names exist in the stubs' types only
+    from protos.infinite_llm.v1.gmanager_pb2_grpc import GManagerAsyncStub
+    from protos.infinite_llm.v1.worker_pb2_grpc import RManagerAsyncStub
 
 
 class Clients:
@@ -18,12 +24,12 @@ class Clients:
         self._creditors: dict[tuple[InstId, Incarnation], str] = {}
         self.gmanager: GManagerAsyncStub = GManagerStub(self._channel(gmanager_address))
 
-    def rmanager(self, peer: PeerView) -> RManagerAsyncStub:
+    def rmanager(self, peer: PeerView) -> "RManagerAsyncStub":
         """Speak to a peer, and remember where it is: what it lends must be released some day."""
         self._creditors[(peer.inst_id, peer.incarnation)] = peer.control_address
         return RManagerStub(self._channel(peer.control_address))
 
-    def creditor(self, inst_id: InstId, incarnation: Incarnation) -> RManagerAsyncStub:
+    def creditor(self, inst_id: InstId, incarnation: Incarnation) -> "RManagerAsyncStub":
         """A peer spoken to before, also when no view lists it any more; KeyError otherwise."""
         return RManagerStub(self._channel(self._creditors[(inst_id, incarnation)]))
 
