@@ -28,7 +28,9 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Att
     maximum = torch.nn.functional.pad(scores, (1, 0), value=-torch.inf).amax(dim=-1)
     weights = torch.exp(scores - _finite(maximum)[..., None])
     return AttentionPartial(
-        acc=torch.einsum("rht,thd->rhd", weights, values), max=maximum, sum=weights.sum(dim=-1)
+        acc=torch.einsum("rht,thd->rhd", weights, values).contiguous(),
+        max=maximum,
+        sum=weights.sum(dim=-1),
     )
 
 

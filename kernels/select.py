@@ -3,10 +3,14 @@
 import logging
 from pathlib import Path
 
+import torch
+
 from kernels.interface import Kernels
 from kernels.native.build import BuildError, default_cache_dir
 from kernels.native.kernels import NativeKernels
 from kernels.reference import ReferenceKernels
+
+PROGRAMS_PER_MULTIPROCESSOR = 4
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +22,8 @@ def select(device: str, num_threads: int, cache_dir: Path | None = None) -> Kern
         # triton takes seconds to import and is not there on every platform.
         from kernels.triton_kernels import TritonKernels
 
-        return TritonKernels()
+        num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        return TritonKernels(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors)
     if kind != "cpu":
         raise ValueError(f"no kernels for device {device!r}")
     try:
