@@ -23,7 +23,7 @@ class OperatingPoint:
     #: beta without the waiting requests.
     running: int
     #: sum_r S^r over the tokens that this instance attends to: its own here, and what it took in.
-    attended_tokens: float
+    attended_tokens: int
     free_blocks: int
     waiting: int
     #: What all of them need to start; each counts as the average, in exact integers.
@@ -50,9 +50,11 @@ class OperatingPoint:
     @property
     def step_s(self) -> float:
         new_tokens = self.blocks_to_admit(self.admitted) * self.block_size
+        # A stale report may know less tokens than were moved.
+        tokens = max(0, self.attended_tokens + new_tokens)
         return (
             non_attention_s(self.perf.non_attention, self.batch)  # n_layers * W(beta)/f(beta)
-            + (self.attended_tokens + new_tokens) * self.perf.attention_s_per_token  # S/g
+            + tokens * self.perf.attention_s_per_token  # n_layers * S/g
             + self._link_s
         )
 
@@ -98,7 +100,7 @@ def operating_point(
         perf=info.perf,
         block_size=info.block_size,
         running=load.running,
-        attended_tokens=max(0, load.running_tokens + moved_tokens),
+        attended_tokens=load.running_tokens + moved_tokens,
         free_blocks=load.free_blocks,
         waiting=load.waiting,
         # A request that says nothing of its size still needs a block.

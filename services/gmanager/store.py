@@ -98,25 +98,28 @@ class Store:
             try:
                 await self.flush()
             except Exception:
-                self._forget_deltas()
+                self._is_away = True
                 _log.exception("writing the map failed")
             await asyncio.sleep(RETRY_PERIOD_S if self._is_away else FLUSH_PERIOD_S)
 
     async def flush(self) -> None:
-        """Writes what is due; on failure everything stays due."""
+        """Writes what is due; what fails or is cut off leaves the whole map due."""
         self._wake.clear()
+        is_written = False
         try:
             async with asyncio.timeout(2 * REDIS_DEADLINE_S):
                 # Asked first in any case: it is the cheapest way to learn that Redis is away.
                 if await self._redis.get(WRITER_KEY) != self._writer.encode():
                     self._forget_deltas()
                 await self._write()
-        except _ERRORS as error:
-            self._forget_deltas()
-            self._note_outage(error)
-            self._wake.set()
-        else:
+            is_written = True
             self._note_success()
+        except _ERRORS as error:
+            self._note_outage(error)
+        finally:
+            if not is_written:
+                self._forget_deltas()
+                self._wake.set()
 
     async def close(self) -> None:
         """Writes the rest, as far as Redis takes it, and disconnects."""

@@ -62,6 +62,10 @@ def test_step_and_throughput() -> None:
     assert point().tokens_per_s == pytest.approx(2 / 0.013)
 
 
+def test_a_report_that_knows_less_tokens_than_were_moved_costs_no_negative_time() -> None:
+    assert point(attended_tokens=16).lend_out(10, 1, 1).step_s == pytest.approx(0.012)
+
+
 def test_nothing_running_yields_nothing() -> None:
     assert point(running=0, attended_tokens=0).tokens_per_s == 0.0
 

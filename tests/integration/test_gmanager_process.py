@@ -1,0 +1,138 @@
+"""`python -m services.gmanager` as a process: it outlives Redis, and its map outlives it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
+from services.common.addresses import free_ports
+from services.common.rpc import open_channel
+from services.gmanager import convert
+from tests.integration.redis_server import START_DEADLINE_S, RedisServer, eventually
+from tests.unit.gmanager.builders import make_info, make_row
+
+pytestmark = pytest.mark.integration
+
+REPO = Path(__file__).parents[2]
+#: For a call that Redis must not slow down, on a busy machine.
+PROMPT_S = 0.9
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+class GManagerProcess:
+    def __init__(self, redis_url: str) -> None:
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        settings = {
+            "LISTEN_ADDRESS": self.address,
+            "REDIS_URL": redis_url,
+            "INSTANCE_TIMEOUT_S": "60",
+        }
+        self._environ = {f"INFINITE_LLM_{name}": value for name, value in settings.items()}
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "services.gmanager"]
+        self.process = subprocess.Popen(command, cwd=REPO, env={**os.environ, **self._environ})
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @asynccontextmanager
+    async def stub(self) -> AsyncIterator["gmanager_pb2_grpc.GManagerAsyncStub"]:
+        async with open_channel(self.address) as channel:
+            await asyncio.wait_for(channel.channel_ready(), START_DEADLINE_S)
+            yield gmanager_pb2_grpc.GManagerStub(channel)
+
+
+@pytest.fixture
+def gmanager(redis_server: RedisServer) -> Iterator[GManagerProcess]:
+    process = GManagerProcess(redis_server.url)
+    yield process
+    process.kill()
+
+
+async def report(
+    stub: "gmanager_pb2_grpc.GManagerAsyncStub", sequence_number: int, num_blocks: int
+) -> gmanager_pb2.HeartbeatResponse:
+    entry = convert.entry_to_proto(make_row(7, 1, num_blocks))
+    request = gmanager_pb2.HeartbeatRequest(
+        inst_id=1,
+        incarnation=1,
+        sequence_number=sequence_number,
+        full=sequence_number == 1,
+        entries=[entry],
+        load=types_pb2.InstanceLoad(free_blocks=100 - num_blocks),
+    )
+    return await stub.Heartbeat(request, timeout=PROMPT_S)
+
+
+async def register(stub: "gmanager_pb2_grpc.GManagerAsyncStub") -> None:
+    info = convert.info_to_proto(make_info(1))
+    await stub.Register(gmanager_pb2.RegisterRequest(info=info), timeout=PROMPT_S)
+
+
+async def rows_of(stub: "gmanager_pb2_grpc.GManagerAsyncStub") -> list[tuple[int, int]]:
+    view = await stub.GetClusterView(gmanager_pb2.GetClusterViewRequest(), timeout=PROMPT_S)
+    return [(entry.req_id, entry.num_blocks) for entry in view.entries]
+
+
+async def test_a_restarted_gmanager_knows_the_map_at_once(
+    gmanager: GManagerProcess, redis_server: RedisServer
+) -> None:
+    async with gmanager.stub() as stub:
+        await register(stub)
+        await report(stub, 1, 3)
+        await eventually(lambda: redis_server.num_records() == (1, 1))
+    gmanager.kill()
+    gmanager.start()
+    async with gmanager.stub() as stub:
+        assert await rows_of(stub) == [(7, 3)]
+        response = await report(stub, 2, 4)
+        assert (response.register_again, response.full_report) == (False, True)
+
+
+async def test_serving_goes_on_while_redis_freezes_dies_and_returns(
+    gmanager: GManagerProcess, redis_server: RedisServer
+) -> None:
+    async with gmanager.stub() as stub:
+        await register(stub)
+        redis_server.process.send_signal(signal.SIGSTOP)
+        for sequence_number in range(1, 20):
+            if sequence_number == 10:
+                redis_server.kill()
+            await report(stub, sequence_number, sequence_number)
+            assert await rows_of(stub) == [(7, sequence_number)]
+            await asyncio.sleep(0.05)
+        redis_server.start()
+        await eventually(lambda: redis_server.num_records() == (1, 1))
+
+
+async def test_it_starts_and_stops_without_redis(
+    gmanager: GManagerProcess, redis_server: RedisServer
+) -> None:
+    gmanager.kill()
+    redis_server.kill()
+    gmanager.start()
+    async with gmanager.stub() as stub:
+        await register(stub)
+        with pytest.raises(grpc.aio.AioRpcError, match="block_size is missing"):
+            info = types_pb2.InstanceInfo(inst_id=1, incarnation=1, control_address="here:1")
+            await stub.Register(gmanager_pb2.RegisterRequest(info=info), timeout=PROMPT_S)
+    gmanager.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(gmanager.process.wait, 10.0) == 0
