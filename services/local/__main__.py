@@ -8,12 +8,13 @@ import sys
 from rich.console import Console
 
 from services.common.lifecycle import EXIT_FAILURE, EXIT_OK, run, until_stopped
+from services.common.model_store import DEFAULT_MODEL
 from services.local.demo import Report, demo
 from services.local.options import DEFAULT_INSTANCES, DEFAULT_KV_BLOCKS, DEFAULT_PORT, Options
 from services.local.status import find_gmanager, status
+from services.local.terminal import own_foreground
 from services.local.up import up
 
-_DEFAULT_MODEL = "smollm2-135m-instruct"
 # Where nobody says how wide the output is.
 _PLAIN_WIDTH = 100
 
@@ -26,7 +27,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         ("demo", "check a pooled cluster against one big instance; one JSON object at the end"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("--model", default=_DEFAULT_MODEL, help="name, folder or hub id")
+        command.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id")
         command.add_argument("--instances", type=int, default=DEFAULT_INSTANCES)
         command.add_argument("--kv-blocks", type=int, default=DEFAULT_KV_BLOCKS)
         command.add_argument("--dtype", choices=("float32", "float16"), default="float32")
@@ -68,7 +69,8 @@ def main(arguments: argparse.Namespace) -> int:
                 address = arguments.gmanager or find_gmanager(arguments.port)
                 await status(address, arguments.watch, console, stop)
 
-    exit_status = run(command)
+    with own_foreground():
+        exit_status = run(command)
     if exit_status or arguments.command != "demo":
         return exit_status
     for report in reports:

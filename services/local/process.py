@@ -12,7 +12,7 @@ from pathlib import Path
 from services.common.config import PREFIX
 from services.local.plan import ProcessSpec
 
-_REPO_ROOT = Path(__file__).parents[2]
+REPO_ROOT = Path(__file__).parents[2]
 _POLL_S = 0.05
 #: After SIGKILL the kernel only has to tear the process down.
 _REAP_DEADLINE_S = 10.0
@@ -102,5 +102,5 @@ class ManagedProcess:
 def child_environ(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """The surroundings of the supervisor, but only the settings that the plan gives."""
     inherited = {key: value for key, value in environ.items() if not key.startswith(PREFIX)}
-    path = os.pathsep.join(filter(None, (str(_REPO_ROOT), environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(REPO_ROOT), environ.get("PYTHONPATH"))))
     return {**inherited, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **settings}

@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from itertools import cycle
-from pathlib import Path
+from itertools import cycle, islice
 
 from tokenizers import Tokenizer
 
 from services.common.errors import ConfigError
 from services.local.client import ChatRequest
 from services.local.plan import ClusterSpec
+from services.local.process import REPO_ROOT
 
-_REPO_ROOT = Path(__file__).parents[2]
 _QUESTION = "\n\nIn two sentences: what is the text above about?"
 #: Longest prompt of a demonstration; a CPU needs several seconds for each thousand tokens.
 _MAX_TOKENS = 6000
@@ -42,14 +41,16 @@ def build_request(spec: ClusterSpec, max_new_tokens: int) -> ChatRequest:
 
 def cut_text(tokenizer: Tokenizer, texts: Sequence[str], num_tokens: int) -> str:
     """The texts one after the other, over and over, up to `num_tokens` tokens."""
-    token_ids: list[int] = []
-    for text in cycle(texts):
-        token_ids.extend(tokenizer.encode(text, add_special_tokens=False).ids)
-        if len(token_ids) >= num_tokens:
-            return str(tokenizer.decode(token_ids[:num_tokens]))
-    raise ConfigError("there is no text to build a prompt from")
+    token_ids = [
+        token_id
+        for text in texts
+        for token_id in tokenizer.encode(text, add_special_tokens=False).ids
+    ]
+    if not token_ids:
+        raise ConfigError("there is no text to build a prompt from")
+    return str(tokenizer.decode(list(islice(cycle(token_ids), num_tokens))))
 
 
 def _repository_texts() -> list[str]:
-    files = [*sorted((_REPO_ROOT / "docs").glob("*.md")), _REPO_ROOT / "LICENSE"]
+    files = [*sorted((REPO_ROOT / "docs").glob("*.md")), REPO_ROOT / "LICENSE"]
     return [file.read_text() for file in files if file.is_file()]

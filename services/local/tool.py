@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.common.errors import ConfigError
-from services.local.process import child_environ
+from services.local.process import REPO_ROOT, child_environ
 
-_BUILD_KERNELS = (
-    "from kernels.native.build import BuildError, build_library, default_cache_dir\n"
-    "try:\n"
-    "    build_library(default_cache_dir())\n"
-    "except BuildError as error:\n"
-    "    raise SystemExit(str(error))\n"
-)
+# By path: importing the package would import torch, which takes longer than all the rest.
+_BUILD_KERNELS = """
+import runpy, sys
+build = runpy.run_path(sys.argv[1])
+try:
+    build["build_library"](build["default_cache_dir"]())
+except build["BuildError"] as error:
+    sys.exit(str(error))
+"""
+_BUILD_SCRIPT = REPO_ROOT / "kernels" / "native" / "build.py"
 
 
 async def resolve_model(name: str, say: Callable[[str], None], environ: Mapping[str, str]) -> Path:
@@ -36,7 +39,7 @@ async def build_kernels(say: Callable[[str], None], environ: Mapping[str, str]) 
 
     Where it fails the workers fall back to slower kernels.
     """
-    await _run_python(("-c", _BUILD_KERNELS), say, environ)
+    await _run_python(("-c", _BUILD_KERNELS, str(_BUILD_SCRIPT)), say, environ)
 
 
 async def _run_python(

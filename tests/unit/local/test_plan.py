@@ -1,0 +1,71 @@
+"""A cluster's processes, as planned: who starts when, and with which settings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.common.config import from_env
+from services.gmanager.config import GManagerConfig
+from services.local.plan import ClusterSpec, Ports, ProcessSpec, plan_stages
+from services.router.config import RouterConfig
+from services.worker.config import Config as WorkerConfig
+
+SPEC = ClusterSpec(model=Path("/models/m"), model_name="m", num_instances=2, num_cores=4)
+PORTS = Ports(
+    http=1, grpc=2, redis=3, gmanager=4, gmanager_metrics=5, workers=(6, 7), worker_metrics=(8, 9)
+)
+
+
+def plan(spec: ClusterSpec = SPEC) -> list[list[ProcessSpec]]:
+    return plan_stages(spec, PORTS, Path("/run"), "/usr/bin/redis-server")
+
+
+def settings(name: str, spec: ClusterSpec = SPEC) -> dict[str, str]:
+    (process,) = (process for stage in plan(spec) for process in stage if process.name == name)
+    return dict(process.settings)
+
+
+def test_each_stage_needs_the_one_before() -> None:
+    names = [[process.name for process in stage] for stage in plan()]
+    assert names == [["redis"], ["gmanager"], ["worker-0", "worker-1"], ["router"]]
+
+
+def test_redis_keeps_nothing_and_listens_here_only() -> None:
+    ((redis,), *_) = plan()
+    assert redis.argv == (
+        *("/usr/bin/redis-server", "--port", "3", "--bind", "127.0.0.1", "--dir", "/run"),
+        *("--save", "", "--appendonly", "no"),
+    )
+
+
+def test_the_services_accept_their_settings() -> None:
+    gmanager = from_env(GManagerConfig, settings("gmanager"))
+    assert (gmanager.listen_address, gmanager.redis_url) == (
+        "127.0.0.1:4",
+        "redis://127.0.0.1:3/0",
+    )
+    router = from_env(RouterConfig, settings("router"))
+    assert (router.http_port, router.grpc_port, router.model_name) == (1, 2, "m")
+    worker = from_env(WorkerConfig, settings("worker-1"))
+    assert (worker.inst_id, worker.listen_address) == (1, "127.0.0.1:7")
+    assert worker.data_address == "unix:/run/worker-1.sock"
+    assert worker.gmanager_address == gmanager.listen_address == router.gmanager_address
+
+
+def test_the_instances_share_the_cores() -> None:
+    assert SPEC.num_threads == 2
+    assert replace(SPEC, num_instances=8).num_threads == 1
+
+
+def test_a_cluster_without_pooling_says_so_to_both_sides() -> None:
+    spec = replace(SPEC, pooling=False)
+    assert not from_env(GManagerConfig, settings("gmanager", spec)).pooling
+    assert not from_env(WorkerConfig, settings("worker-0", spec)).pooling
+
+
+@pytest.mark.parametrize("name", ["worker-0", "worker-1"])
+def test_an_override_reaches_every_process_of_its_role(name: str) -> None:
+    spec = replace(SPEC, overrides={"worker": {"max_running": 3}})
+    assert settings(name, spec)["INFINITE_LLM_MAX_RUNNING"] == "3"
+    assert "INFINITE_LLM_MAX_RUNNING" not in settings("router", spec)
