@@ -12,12 +12,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
+from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2, worker_pb2
 from services.common.addresses import free_ports
 from services.common.rpc import open_channel
 from services.gmanager import convert
 from tests.integration.redis_server import START_DEADLINE_S, RedisServer, eventually
 from tests.unit.gmanager.builders import make_info, make_row
+from tests.unit.gmanager.fake_rmanager import FakeRManager, serving
 
 pytestmark = pytest.mark.integration
 
@@ -136,3 +137,36 @@ async def test_it_starts_and_stops_without_redis(
             await stub.Register(gmanager_pb2.RegisterRequest(info=info), timeout=PROMPT_S)
     gmanager.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(gmanager.process.wait, 10.0) == 0
+
+
+async def test_a_debtor_is_told_to_move_to_an_idle_creditor(gmanager: GManagerProcess) -> None:
+    source = FakeRManager(worker_pb2.MoveKvCacheResponse(accepted=True))
+    debtor_load = types_pb2.InstanceLoad(
+        running=2, waiting=6, waiting_blocks=60, running_tokens=1600
+    )
+    creditor_load = types_pb2.InstanceLoad(free_blocks=100)
+    row = convert.entry_to_proto(make_row(7, 1, 80))
+    async with serving(source) as address, gmanager.stub() as stub:
+        for inst_id, load, entries in ((1, debtor_load, [row]), (2, creditor_load, [])):
+            info = convert.info_to_proto(make_info(inst_id))
+            info.control_address = address
+            await stub.Register(gmanager_pb2.RegisterRequest(info=info), timeout=PROMPT_S)
+            heartbeat = gmanager_pb2.HeartbeatRequest(
+                inst_id=inst_id, incarnation=1, sequence_number=1,
+                full=True, entries=entries, load=load,
+            )  # fmt: skip
+            await stub.Heartbeat(heartbeat, timeout=PROMPT_S)
+        await eventually(lambda: len(source.requests) > 0)
+        view = await stub.GetClusterView(gmanager_pb2.GetClusterViewRequest(), timeout=PROMPT_S)
+    (request,) = source.requests
+    assert (request.req_id, request.num_blocks, request.dst.inst_id) == (7, 60, 2)
+    assert view.moves_issued == 1
+
+
+def test_a_bad_setting_is_one_line_and_status_2() -> None:
+    environ = {**os.environ, "INFINITE_LLM_BATCH_THRESHOLD": "many"}
+    command = [sys.executable, "-m", "services.gmanager"]
+    done = subprocess.run(command, cwd=REPO, env=environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "INFINITE_LLM_BATCH_THRESHOLD" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,56 +1,20 @@
 """MoveKvCache as a source rManager receives it, over real gRPC on loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import grpc
 import pytest
 
 from protos.infinite_llm.v1 import worker_pb2
 from services.common.addresses import free_ports
 from services.common.errors import DeadlineExceeded, Unavailable
 from services.common.ids import InstId, ReqId
-from services.common.rpc import new_server
 from services.gmanager import convert
 from services.gmanager.planner import MoveAnswer, MoveOrder
 from services.gmanager.policy import Move
 from services.gmanager.rmanager_client import issue_move
 from tests.unit.gmanager.builders import make_info
-
-
-class FakeRManager:
-    def __init__(self, answer: worker_pb2.MoveKvCacheResponse | None) -> None:
-        self.answer = answer
-        self.requests: list[worker_pb2.MoveKvCacheRequest] = []
-
-    async def move_kv_cache(
-        self, request: worker_pb2.MoveKvCacheRequest, context: object
-    ) -> worker_pb2.MoveKvCacheResponse:
-        self.requests.append(request)
-        if self.answer is None:
-            await asyncio.Event().wait()
-            raise AssertionError
-        return self.answer
-
-
-@asynccontextmanager
-async def serving(rmanager: FakeRManager) -> AsyncIterator[MoveOrder]:
-    handler = grpc.unary_unary_rpc_method_handler(
-        rmanager.move_kv_cache,
-        request_deserializer=worker_pb2.MoveKvCacheRequest.FromString,
-        response_serializer=worker_pb2.MoveKvCacheResponse.SerializeToString,
-    )
-    handlers = {"MoveKvCache": handler}
-    server = new_server()
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("infinite_llm.v1.RManager", handlers)]
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield order_to(f"127.0.0.1:{port}")
-    await server.stop(None)
+from tests.unit.gmanager.fake_rmanager import FakeRManager, serving
 
 
 def order_to(address: str) -> MoveOrder:
@@ -60,7 +24,8 @@ def order_to(address: str) -> MoveOrder:
 
 async def test_the_source_learns_what_and_where() -> None:
     rmanager = FakeRManager(worker_pb2.MoveKvCacheResponse(accepted=True))
-    async with serving(rmanager) as order:
+    async with serving(rmanager) as address:
+        order = order_to(address)
         assert await issue_move(order) == MoveAnswer(accepted=True, reason="")
     (request,) = rmanager.requests
     assert (request.req_id, request.num_blocks, request.source_incarnation) == (7, 5, 11)
@@ -69,15 +34,15 @@ async def test_the_source_learns_what_and_where() -> None:
 
 async def test_a_refusal_says_why() -> None:
     answer = worker_pb2.MoveKvCacheResponse(accepted=False, reason="finishing")
-    async with serving(FakeRManager(answer)) as order:
-        assert await issue_move(order) == MoveAnswer(accepted=False, reason="finishing")
+    async with serving(FakeRManager(answer)) as address:
+        assert await issue_move(order_to(address)) == MoveAnswer(accepted=False, reason="finishing")
 
 
 async def test_a_source_that_does_not_answer_costs_no_more_than_the_deadline() -> None:
-    async with serving(FakeRManager(None)) as order:
+    async with serving(FakeRManager(None)) as address:
         with pytest.raises(DeadlineExceeded):
             async with asyncio.timeout(4.0):
-                await issue_move(order)
+                await issue_move(order_to(address))
 
 
 async def test_a_source_that_is_gone_is_unavailable() -> None:
