@@ -1,9 +1,11 @@
 """The public gRPC front door: text in, text out, through the same path as HTTP."""
 
+import asyncio
+
 import grpc
 
 from protos.infinite_llm.v1 import inference_pb2, inference_pb2_grpc
-from services.common.errors import ConfigError
+from services.common.errors import ConfigError, DeadlineExceeded
 from services.common.ids import new_req_id
 from services.common.rpc import new_server
 from services.common.telemetry import req_id_context
@@ -16,9 +18,12 @@ _ROUTE = f"/{SERVICE_NAME}/Generate"
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, generation: Generation, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, generation: Generation, metrics: RouterMetrics, write_timeout_s: float
+    ) -> None:
         self._generation = generation
         self._metrics = metrics
+        self._write_timeout_s = write_timeout_s
 
     async def Generate(  # type: ignore[override]  # it writes to the context itself
         self,
@@ -29,9 +34,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         status = "ERROR"
         last = inference_pb2.GenerateResponse()
 
+        async def write(response: inference_pb2.GenerateResponse) -> None:
+            try:
+                async with asyncio.timeout(self._write_timeout_s):
+                    await context.write(response)
+            except TimeoutError:
+                raise DeadlineExceeded("the client does not read its stream") from None
+
         async def emit(event: TextEvent) -> None:
             if event.finish_reason is None:
-                await context.write(inference_pb2.GenerateResponse(text=event.text))
+                await write(inference_pb2.GenerateResponse(text=event.text))
             else:
                 last.text, last.finish_reason = event.text, event.finish_reason
 
@@ -40,7 +52,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 usage = await self._generation.run(self._text_request(request), emit)
                 last.usage.prompt_tokens = usage.prompt_tokens
                 last.usage.completion_tokens = usage.completion_tokens
-                await context.write(last)
+                await write(last)
             status = "OK"
         finally:
             self._metrics.requests.labels(_ROUTE, status).inc()

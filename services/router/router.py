@@ -47,7 +47,7 @@ class Router:
         limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
         app = create_app(OpenAiRoutes(generation, limits), self._readiness, metrics)
         self._http = HttpServer(app, config.http_host, config.http_port, config.shutdown_timeout_s)
-        servicer = InferenceServicer(generation, metrics)
+        servicer = InferenceServicer(generation, metrics, config.stream_idle_timeout_s)
         self._grpc = GrpcServer(servicer, config.http_host, config.grpc_port)
         self._health = HealthReporter(self._grpc.server, [SERVICE_NAME])
 

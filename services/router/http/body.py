@@ -58,22 +58,25 @@ def _parse(kind: type[Body], raw: bytes) -> Body:
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {first['msg']}")
-    names = [part for part in first["loc"] if _is_field(part)]
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    if errors[0]["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not JSON: {errors[0]['msg']}")
+    # Of a union's branches the one that matched down to a field says best what is wrong.
+    first = max(errors, key=lambda entry: sum(map(_is_name, entry["loc"])))
+    names = [part for part in first["loc"] if isinstance(part, int) or _is_name(part)]
     if not names:
         return InvalidRequest("the body must be a JSON object")
     param = _path(names)
     if first["type"] == "missing":
         return InvalidRequest(f"missing required parameter: {param}", param=param)
-    union = _UNIONS.get(str(names[-1])) if len(first["loc"]) > len(names) else None
-    return InvalidRequest(f"{param}: {union or first['msg']}", param=param)
+    is_union = len(first["loc"]) > len(names)
+    wanted = _UNIONS.get(str(names[-1])) if is_union else None
+    return InvalidRequest(f"{param}: {wanted or first['msg']}", param=param)
 
 
-def _is_field(part: int | str) -> bool:
+def _is_name(part: int | str) -> bool:
     # Branches of unions appear in the path as types: `str`, `list[int]`.
-    return isinstance(part, int) or not ("[" in part or part in ("str", "int"))
+    return isinstance(part, str) and "[" not in part and part != "str"
 
 
 def _path(names: list[int | str]) -> str:

@@ -25,6 +25,7 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, host: str, port: int, shutdown_timeout_s: float) -> None:
         self._socket = _listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -36,10 +37,6 @@ class HttpServer:
             timeout_graceful_shutdown=max(1, int(shutdown_timeout_s)),
         )
         self._server = _Server(config)
-
-    @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set and running streams have ended or run out of time."""

@@ -51,7 +51,7 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise InvalidRequest(
                 f"the chat template refused the messages: {error}", param="messages"
             ) from error

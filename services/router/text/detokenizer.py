@@ -41,10 +41,11 @@ class Detokenizer:
     def _give_out_invalid(self, text: str) -> str:
         # Bytes that cannot become characters must not grow the window without bound: cut where both
         # sides decode to the same text as the whole, which no half sequence at the cut would allow.
-        for num_kept in range(1, len(self._pending)):
-            cut = len(self._pending) - num_kept
+        # A right side without text (special tokens) would prove nothing.
+        for cut in range(len(self._pending) - 1, len(self._pending) - MAX_PENDING_TOKENS, -1):
+            right = self._decode(self._pending[cut:])
             left = self._decode(self._context + self._pending[:cut])
-            if left + self._decode(self._pending[cut:]) == text:
+            if right and left + right == text:
                 return self._give_out(cut, left)
         return ""
 

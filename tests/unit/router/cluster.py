@@ -35,7 +35,9 @@ Script = Callable[
 ]
 
 
-def say(text: str, finish_reason: int = STOP, size: int = 1) -> Script:
+def say(
+    text: str, finish_reason: worker_pb2.FinishReason.ValueType = STOP, size: int = 1
+) -> Script:
     """Answers with the tokens of `text`, `size` a message, up to max_tokens."""
 
     async def script(
@@ -91,7 +93,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     metadata: list[dict[str, Any]] = field(default_factory=list)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         try:
@@ -100,6 +102,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.set()
             raise
+
+    async def Abort(self, request: Any, context: Any) -> Any:
+        return worker_pb2.AbortResponse()
 
     def view(self) -> types_pb2.InstanceView:
         info = types_pb2.InstanceInfo(
@@ -120,7 +125,7 @@ class FakeGManager(gmanager_pb2_grpc.GManagerServicer):
     def __init__(self, workers: Sequence[FakeWorker]) -> None:
         self.workers = list(workers)
 
-    async def GetClusterView(self, request: Any, context: Any) -> Any:  # type: ignore[override]
+    async def GetClusterView(self, request: Any, context: Any) -> Any:
         return gmanager_pb2.GetClusterViewResponse(instances=[w.view() for w in self.workers])
 
 
@@ -163,7 +168,7 @@ async def running(workers: Sequence[FakeWorker], **settings: Any) -> AsyncIterat
             await server.start()
             servers[worker.inst_id] = server
             stack.push_async_callback(server.stop, None)
-        gmanager = FakeGManager(workers)
+        gmanager = FakeGManager(workers)  # type: ignore[abstract]  # only the view is asked for
         directory = new_server()
         gmanager_pb2_grpc.add_GManagerServicer_to_server(gmanager, directory)
         port = directory.add_insecure_port("127.0.0.1:0")
