@@ -206,9 +206,14 @@ async def test_unreadable_records_are_skipped(keeping: Keeping, redis_server: Re
     assert await keeping.is_copied()
 
 
-async def test_a_flood_of_changes_is_written_as_a_whole(keeping: Keeping) -> None:
+async def test_a_flood_of_changes_is_written_as_a_whole(
+    keeping: Keeping, redis_server: RedisServer
+) -> None:
+    with redis_server.client() as client:
+        client.hset(PLACEMENTS_KEY, "left over", b"")
     rows = [make_row(req_id, 1, 1) for req_id in range(1, MAX_DIRTY_KEYS + 2)]
     heartbeat = make_heartbeat(1, keeping.sequence_number + 1, *rows)
     keeping.store.record(keeping.placement_map.apply_heartbeat(heartbeat, 0.0).delta)
     await keeping.store.flush()
+    assert redis_server.num_records() == (1, len(rows))
     assert await keeping.is_copied()

@@ -163,6 +163,14 @@ def test_an_unfinished_second_helping_is_not_ordered() -> None:
     assert as_tuples(plan([debtor, *creditors], [make_row(7, 1, 80)])) == [move(7, 30, 1, 2)]
 
 
+def test_a_gain_within_noise_is_not_worth_a_copy() -> None:
+    # W/f = 0.1 ms + 10 ms * beta: a batch of 8 is 0.4 % faster than one of 2.
+    curve = (BatchPoint(1, 0.0101), BatchPoint(101, 1.0101))
+    perf = replace(PERF, non_attention=curve, attention_s_per_token=0.0)
+    debtor = replace(held_down(1), info=replace(held_down(1).info, perf=perf))
+    assert plan([debtor, make_instance(2)], [make_row(7, 1, 80)]) == []
+
+
 def test_a_known_creditor_costs_no_second_round_trip() -> None:
     # The round trip outweighs the gain unless it is paid already.
     perf = replace(PERF, num_layers=30, link_round_trip_s=0.01)
