@@ -17,8 +17,8 @@ from services.local.probe import is_ready
 from services.local.process import ManagedProcess
 from services.local.progress import Progress
 
-#: From exec to ready. A worker reads the model and measures itself.
-START_DEADLINE_S = 120.0
+#: From exec to ready. A worker reads the model and measures itself, slowly on a busy machine.
+START_DEADLINE_S = 180.0
 #: From SIGTERM to SIGKILL, for each process. Workers let running requests finish for a while.
 STOP_DEADLINE_S = 15.0
 _POLL_S = 0.1
