@@ -1,4 +1,4 @@
-"""A scheduler with creditors that are only counters, so that whole lives play out in milliseconds."""
+"""A scheduler whose creditors are only counters: whole lives play out in milliseconds."""
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
@@ -37,7 +37,7 @@ class World:
         self.scheduler.add(request(req_id, num_prompt, max_tokens), self.now_s)
 
     def step(self, token: int = 7) -> Schedule:
-        """Schedule, pretend to run (every sampled token is `token`), postprocess, settle releases."""
+        """Schedule, pretend to run (every sampled token is `token`), postprocess, settle."""
         plan = self.scheduler.schedule(self.now_s, self.remote_free)
         self.check(plan)
         sampled = {item.sequence.req_id: token for item in plan.items if item.samples}

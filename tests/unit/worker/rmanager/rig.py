@@ -1,0 +1,173 @@
+"""Instances without a model: real pools, sockets, gRPC and engine threads; the runner pretends.
+
+A pretended step writes each token id into its slot, so that a copied block can be recognised.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import grpc
+import torch
+from prometheus_client import CollectorRegistry
+
+from kernels.reference import ReferenceKernels
+from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from services.common.ids import InstId, ReqId, new_incarnation
+from services.common.rpc import new_server
+from services.worker.distattention.creditor import CreditorServer, Serving
+from services.worker.distattention.debtor import CreditorChannel, Peer
+from services.worker.distattention.memory import geometry_of
+from services.worker.distattention.metrics import DataPlaneMetrics
+from services.worker.distattention.transfer import BlockSender
+from services.worker.engine.attention import ChannelPool
+from services.worker.engine.engine import Engine
+from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.sequence import Request, Schedule
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.lender import Lender
+from services.worker.kvcache.lending import LendingLedger
+from services.worker.kvcache.storage import KvShape, KvStorage
+from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.mover import Mover, MoverParts
+from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.releaser import Releaser
+from services.worker.rmanager.rmanager import RManager, RManagerParts
+from services.worker.server import Limits, RManagerServicer, WorkerServicer
+from services.worker.streams import Streams
+
+BLOCK = 4
+SHAPE = KvShape(num_layers=1, num_kv_heads=1, block_size=BLOCK, head_dim=8, dtype=torch.float32)
+DEADLINE_S = 2.0
+
+
+class PretendRunner:
+    """Stores each token in its slot and samples 7."""
+
+    def __init__(self, storage: KvStorage) -> None:
+        self._storage = storage
+        self.error: Exception | None = None
+        self.step_s = 0.01
+        """A step takes time, or a test would drown in them."""
+
+    def run(self, plan: Schedule) -> dict[ReqId, int]:
+        if self.error is not None:
+            raise self.error
+        time.sleep(self.step_s)
+        for item in plan.items:
+            seq = item.sequence
+            for position in range(seq.num_computed, seq.num_computed + item.num_tokens):
+                block, offset = divmod(seq.table.slot(position), BLOCK)
+                self._storage.pool[block, :, :, :, offset] = float(seq.token_ids[position])
+        return {item.sequence.req_id: 7 for item in plan.items if item.samples}
+
+
+class Instance:
+    """One worker's parts around a pretended model."""
+
+    def __init__(self, inst_id: int, folder: Path, num_blocks: int, lease_s: float) -> None:
+        incarnation = new_incarnation()
+        self.pool = BlockPool(num_blocks)
+        self.storage = KvStorage(num_blocks, SHAPE)
+        self.runner = PretendRunner(self.storage)
+        ledger = LendingLedger(self.pool, 1, lease_s)
+        self.lender = Lender(InstId(inst_id), ledger, time.monotonic)
+        geometry = geometry_of(self.storage.pool, 1)
+        metrics = DataPlaneMetrics(CollectorRegistry())
+        self.me = Peer(InstId(inst_id), incarnation, f"unix:{folder}/{inst_id}.sock")
+        serving = Serving(
+            self.me, geometry, self.lender, self.storage.pool, ReferenceKernels(), 16,
+            metrics.creditor,
+        )  # fmt: skip
+        self.creditor = CreditorServer(self.me.data_address, serving)
+        channels = ChannelPool(lambda p: CreditorChannel(self.me, p, geometry, 16, DEADLINE_S))
+        self.streams = Streams(asyncio.get_running_loop())
+        config = SchedulerConfig(BLOCK, 16, 8, stall_timeout_s=1.0, lend_retry_s=0.05)
+        scheduler = Scheduler(config, self.pool)
+        self.engine = Engine(scheduler, self.runner, channels, self.streams)  # type: ignore[arg-type]
+        self.clients = Clients("127.0.0.1:1")  # no gManager: the last view is all there is
+        self.peers = Peers("m", SHAPE.block_bytes, 1)
+        self.releaser = Releaser(self.me, self.clients, lease_s)
+        self.mover = Mover(
+            MoverParts(
+                self.me, self.storage, self.engine, channels, self.peers, self.clients,
+                lambda p: BlockSender(self.me, p, geometry, DEADLINE_S),
+                self.releaser.release, self.streams.trace_of,
+            )
+        )  # fmt: skip
+        self.rmanager = RManager(
+            RManagerParts(
+                self.me, types_pb2.InstanceInfo(inst_id=inst_id, incarnation=incarnation),
+                self.pool, self.lender, self.engine, self.peers, self.clients, self.mover,
+                self.releaser, is_pooling=True,
+            )
+        )  # fmt: skip
+        self.streams.start_moves = self.rmanager.start_moves
+        self.streams.release = self.releaser.release
+        self.limits = Limits(1000, 4096, BLOCK, num_blocks, frozenset({2}))
+        self.server = new_server()
+        self.worker = WorkerServicer(self.engine, self.streams, self.limits, self.rmanager)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.worker, self.server)
+        servicer = RManagerServicer(self.rmanager)
+        worker_pb2_grpc.add_RManagerServicer_to_server(servicer, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+
+    @property
+    def view(self) -> PeerView:
+        """How others see this instance."""
+        return PeerView(
+            self.me.inst_id, self.me.incarnation, f"127.0.0.1:{self.port}", self.me.data_address,
+            BLOCK, SHAPE.block_bytes, "m", self.pool.num_blocks, self.pool.num_free,
+        )  # fmt: skip
+
+    def meet(self, *others: "Instance") -> None:
+        """Learn of others, as a heartbeat's answer would tell."""
+        self.rmanager._on_view([other.view for other in others])
+
+    async def __aenter__(self) -> Self:
+        self.creditor.start()
+        self.engine.start()
+        await self.server.start()
+        self._run = asyncio.create_task(self.rmanager.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._run.cancel()
+        await asyncio.gather(self._run, return_exceptions=True)
+        await asyncio.to_thread(self.engine.stop)
+        await self.rmanager.close()
+        await self.server.stop(None)
+        await asyncio.to_thread(self.creditor.stop)
+
+    def stub(self) -> tuple[grpc.aio.Channel, "worker_pb2_grpc.WorkerAsyncStub"]:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
+        return channel, worker_pb2_grpc.WorkerStub(channel)
+
+    async def on_engine(self, function: Callable[[Scheduler], object]) -> object:
+        return await asyncio.wrap_future(self.engine.call(function))
+
+    async def submit(self, req_id: int, num_prompt: int, max_tokens: int) -> None:
+        prompt = tuple(100 + position for position in range(num_prompt))
+        request = Request(ReqId(req_id), prompt, max_tokens)
+        await self.on_engine(lambda s: s.add(request, time.monotonic()))
+
+    async def generate(self, num_prompt: int, max_tokens: int, req_id: int = 1) -> list[int]:
+        """Through gRPC, as the router does."""
+        channel, stub = self.stub()
+        request = worker_pb2.GenerateTokensRequest(
+            req_id=req_id, prompt_token_ids=range(100, 100 + num_prompt), max_tokens=max_tokens
+        )
+        async with channel:
+            answers = stub.Generate(request, timeout=20)
+            return [token async for answer in answers for token in answer.token_ids]
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for what other threads bring about; bounded, and instant once it is so."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise AssertionError("it did not happen in time")
+        await asyncio.sleep(0.005)

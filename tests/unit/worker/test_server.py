@@ -1,0 +1,106 @@
+"""The Worker service: what it refuses, and that nothing is left behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.infinite_llm.v1 import types_pb2, worker_pb2
+from services.common.errors import (
+    ContextLengthExceeded,
+    InfiniteLLMError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
+from services.common.rpc import error_from_rpc
+from tests.unit.worker.rmanager.rig import Instance, eventually
+
+
+@pytest.fixture
+async def instance(tmp_path: Path) -> AsyncIterator[Instance]:
+    async with Instance(1, tmp_path, num_blocks=8, lease_s=1.0) as instance:
+        yield instance
+
+
+async def error_of(instance: Instance, **fields: object) -> InfiniteLLMError:
+    values = {"req_id": 1, "prompt_token_ids": [5, 6], "max_tokens": 3} | fields
+    channel, stub = instance.stub()
+    async with channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            request = worker_pb2.GenerateTokensRequest(**values)  # type: ignore[arg-type]
+            async for _ in stub.Generate(request, timeout=10):
+                pass
+    return error_from_rpc(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"prompt_token_ids": []}, InvalidRequest, "prompt"),
+        ({"prompt_token_ids": [1000]}, InvalidRequest, "prompt"),
+        ({"max_tokens": 0}, InvalidRequest, "max_tokens"),
+        ({"sampling": types_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "temperature"),
+        ({"sampling": types_pb2.SamplingParams(top_p=1.5)}, InvalidRequest, "top_p"),
+        ({"max_tokens": 31}, ContextLengthExceeded, "prompt"),
+    ],
+)
+async def test_bad_requests_are_refused_and_the_next_one_works(
+    instance: Instance, fields: dict[str, object], kind: type[InfiniteLLMError], param: str
+) -> None:
+    error = await error_of(instance, **fields)
+    assert type(error) is kind
+    assert error.param == param
+    assert await instance.generate(num_prompt=3, max_tokens=2) == [7, 7]
+
+
+async def test_a_request_may_use_what_all_instances_have(
+    instance: Instance, tmp_path: Path
+) -> None:
+    async with Instance(2, tmp_path, num_blocks=8, lease_s=1.0) as creditor:
+        instance.meet(creditor)
+        assert len(await instance.generate(num_prompt=30, max_tokens=20)) == 20
+
+
+async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(instance: Instance) -> None:
+    instance.runner.error = ValueError("broken")
+    assert isinstance(await error_of(instance), InternalError)
+    instance.runner.error = None
+    assert await instance.generate(num_prompt=3, max_tokens=2) == [7, 7]
+    assert instance.pool.num_free == 8
+
+
+async def test_the_same_request_twice_at_once_is_refused(instance: Instance) -> None:
+    instance.runner.step_s = 0.05
+    first = asyncio.create_task(instance.generate(num_prompt=3, max_tokens=10))
+    await eventually(lambda: instance.engine.snapshot.num_running == 1)
+    assert isinstance(await error_of(instance), InvalidRequest)
+    assert len(await first) == 10
+
+
+async def test_abort_ends_the_stream_and_is_idempotent(instance: Instance) -> None:
+    instance.runner.step_s = 0.05
+    answer = asyncio.create_task(instance.generate(num_prompt=3, max_tokens=25))
+    await eventually(lambda: instance.engine.snapshot.num_running == 1)
+    channel, stub = instance.stub()
+    async with channel:
+        for _ in range(2):
+            await stub.Abort(worker_pb2.AbortRequest(req_id=1), timeout=5)
+    assert len(await answer) < 25
+    await eventually(lambda: instance.pool.num_free == 8)
+
+
+async def test_a_draining_instance_takes_nothing_new(instance: Instance) -> None:
+    instance.rmanager.is_draining = True
+    assert isinstance(await error_of(instance), Unavailable)
+
+
+async def test_stopping_tells_everybody_who_waits(instance: Instance) -> None:
+    instance.runner.step_s = 0.05
+    failed = asyncio.create_task(error_of(instance, max_tokens=25))
+    await eventually(lambda: instance.engine.snapshot.num_running == 1)
+    await asyncio.to_thread(instance.engine.stop)
+    assert isinstance(await failed, Unavailable)
+    assert instance.pool.num_free == 8
