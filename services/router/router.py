@@ -62,6 +62,7 @@ class Router:
     async def serve(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set; then unready at once, and running streams may end."""
         await self._discovery.refresh()
+        await self._readiness.report_to(self._health)
         await self._grpc.server.start()
         detail = {"model": self._model.name, "http": self.http_port, "grpc": self.grpc_port}
         _log.info("serving", extra=detail)

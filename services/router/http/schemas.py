@@ -22,7 +22,7 @@ from services.router.request import (
 #: Fields that never change what is generated.
 _IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-    | {"prompt_cache_retention", "parallel_tool_calls"}
+    | {"prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "prediction"}
 )
 
 #: Fields that are not supported, with the values that mean what we do anyway (as null always does).
@@ -45,6 +45,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
 }
 
 
