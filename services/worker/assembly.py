@@ -6,30 +6,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from prometheus_client import REGISTRY
 
-import kernels
 from protos.infinite_llm.v1 import types_pb2
-from services.common.errors import ConfigError
 from services.common.ids import InstId, new_incarnation
 from services.worker.config import Config
+from services.worker.core import build_core, build_runner, build_scheduler
 from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockSender
-from services.worker.engine.attention import ChannelPool, DistAttention
+from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine
-from services.worker.engine.runner import Runner
-from services.worker.engine.scheduler import Scheduler, SchedulerConfig
-from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
-from services.worker.kvcache.storage import KvShape, KvStorage
+from services.worker.kvcache.storage import KvShape
 from services.worker.metrics import WorkerCollector
 from services.worker.models.llama import LlamaFamilyModel
-from services.worker.models.load import load_model
 from services.worker.profiling import Profiled, measure
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.mover import Mover, MoverParts
@@ -40,8 +34,6 @@ from services.worker.server import Limits
 from services.worker.streams import Streams
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +49,18 @@ class Worker:
 
 def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Worker:
     """Everything until the instance may register. Blocks for the model's loading."""
-    torch.set_num_threads(config.num_threads)
-    model = load_model(folder, config.dtype, config.device)
-    storage = _allocate(config, model)
+    core = build_core(config, folder)
+    model, storage, pool = core.model, core.storage, core.pool
     geometry = geometry_of(storage.pool, model.config.num_heads)
-    attention_kernels = kernels.select(config.device, config.num_threads)
     metrics = DataPlaneMetrics(REGISTRY)
 
-    pool = BlockPool(config.num_blocks, storage.poison if config.poison_freed_blocks else None)
     ledger = LendingLedger(pool, config.lend_keep_free, config.lease_s)
     lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
     incarnation = new_incarnation()
     serving_me = Peer(InstId(config.inst_id), incarnation, config.data_address)
     creditor = CreditorServer(
         config.data_address,
-        Serving(serving_me, geometry, lender, storage.pool, attention_kernels,
+        Serving(serving_me, geometry, lender, storage.pool, core.kernels,
                 config.max_batched_tokens, metrics.creditor),
     )  # fmt: skip
     me = Peer(serving_me.inst_id, incarnation, creditor.address)
@@ -85,17 +74,10 @@ def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Work
 
     channels = ChannelPool(open_channel)
     streams = Streams(loop)
-    attention = DistAttention(
-        attention_kernels, storage.pool, channels, config.max_batched_tokens, geometry.num_heads
-    )
-    engine = Engine(
-        Scheduler(_scheduler_config(config), pool),
-        Runner(model, attention, config.num_blocks),
-        channels,
-        streams,
-    )
+    scheduler, runner = build_scheduler(config, core), build_runner(config, core, channels)
+    engine = Engine(scheduler, runner, channels, streams)
     creditor.start()
-    perf = measure(Profiled(model, attention_kernels, storage, lender, me, geometry))
+    perf = measure(Profiled(model, core.kernels, storage, lender, me, geometry))
     info = _instance_info(config, model, me, storage.shape, perf)
     clients = Clients(config.gmanager_address)
     peers = Peers(info.model, info.block_bytes, config.lend_keep_free)
@@ -111,35 +93,6 @@ def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Work
     streams.start_moves, streams.release = rmanager.start_moves, releaser.release
     REGISTRY.register(WorkerCollector(engine, pool, lender, mover))
     return Worker(engine, streams, creditor, rmanager, _limits(config, model))
-
-
-def _allocate(config: Config, model: LlamaFamilyModel) -> KvStorage:
-    shape = KvShape(
-        model.config.num_layers,
-        model.config.num_kv_heads,
-        config.block_size,
-        model.config.head_dim,
-        _DTYPES[config.kv_dtype],
-    )
-    try:
-        return KvStorage(config.num_blocks, shape)
-    except OSError as error:
-        size_gib = config.num_blocks * shape.block_bytes / 2**30
-        raise ConfigError(
-            f"INFINITE_LLM_NUM_BLOCKS={config.num_blocks} needs {size_gib:.1f} GiB: "
-            f"{error.strerror}"
-        ) from error
-
-
-def _scheduler_config(config: Config) -> SchedulerConfig:
-    return SchedulerConfig(
-        block_size=config.block_size,
-        max_batched_tokens=config.max_batched_tokens,
-        max_running=min(config.max_running, config.max_batched_tokens),
-        max_waiting=config.max_waiting,
-        stall_timeout_s=config.stall_timeout_s,
-        queue_timeout_s=config.queue_timeout_s,
-    )
 
 
 def _instance_info(

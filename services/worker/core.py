@@ -1,0 +1,83 @@
+"""The part of an instance that computes: model, KV memory, kernels, scheduler and runner.
+
+`assembly` puts an instance around it; the benchmarks drive it alone.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import kernels
+from kernels.interface import Kernels
+from services.common.errors import ConfigError
+from services.worker.config import Config
+from services.worker.engine.attention import ChannelPool, DistAttention
+from services.worker.engine.runner import Runner
+from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.storage import KvShape, KvStorage
+from services.worker.models.llama import LlamaFamilyModel
+from services.worker.models.load import load_model
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What has to exist once per process; both the engine and the creditor read the storage."""
+
+    model: LlamaFamilyModel
+    storage: KvStorage
+    kernels: Kernels
+    pool: BlockPool
+
+
+def build_core(config: Config, folder: Path) -> Core:
+    """Loads the model, which takes a while, and sets the number of torch's threads."""
+    torch.set_num_threads(config.num_threads)
+    model = load_model(folder, config.dtype, config.device)
+    storage = _allocate(config, model)
+    pool = BlockPool(config.num_blocks, storage.poison if config.poison_freed_blocks else None)
+    return Core(model, storage, kernels.select(config.device, config.num_threads), pool)
+
+
+def build_scheduler(config: Config, core: Core) -> Scheduler:
+    limits = SchedulerConfig(
+        block_size=config.block_size,
+        max_batched_tokens=config.max_batched_tokens,
+        max_running=min(config.max_running, config.max_batched_tokens),
+        max_waiting=config.max_waiting,
+        stall_timeout_s=config.stall_timeout_s,
+        queue_timeout_s=config.queue_timeout_s,
+    )
+    return Scheduler(limits, core.pool)
+
+
+def build_runner(config: Config, core: Core, channels: ChannelPool) -> Runner:
+    attention = DistAttention(
+        core.kernels,
+        core.storage.pool,
+        channels,
+        config.max_batched_tokens,
+        core.model.config.num_heads,
+    )
+    return Runner(core.model, attention, config.num_blocks)
+
+
+def _allocate(config: Config, model: LlamaFamilyModel) -> KvStorage:
+    shape = KvShape(
+        model.config.num_layers,
+        model.config.num_kv_heads,
+        config.block_size,
+        model.config.head_dim,
+        _DTYPES[config.kv_dtype],
+    )
+    try:
+        return KvStorage(config.num_blocks, shape)
+    except OSError as error:
+        size_gib = config.num_blocks * shape.block_bytes / 2**30
+        raise ConfigError(
+            f"INFINITE_LLM_NUM_BLOCKS={config.num_blocks} needs {size_gib:.1f} GiB: "
+            f"{error.strerror}"
+        ) from error
