@@ -39,6 +39,8 @@ def make_spec(num_instances: int, num_blocks: int = NUM_BLOCKS) -> ClusterSpec:
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         num_cores=len(os.sched_getaffinity(0)),
+        # Whoever reads a block that was freed or lent away reads NaN and answers nonsense.
+        overrides={"worker": {"poison_freed_blocks": True}},
     )
 
 

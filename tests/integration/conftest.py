@@ -20,11 +20,12 @@ class ClusterPool:
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._stack = AsyncExitStack()
-        self._clusters: dict[tuple[int, int], LocalCluster] = {}
+        self._clusters: dict[tuple[str, int, int], LocalCluster] = {}
         self._in_use: list[LocalCluster] = []
 
-    def get(self, num_instances: int, num_blocks: int) -> LocalCluster:
-        key = (num_instances, num_blocks)
+    def get(self, num_instances: int, num_blocks: int, purpose: str = "") -> LocalCluster:
+        """One cluster per size and purpose."""
+        key = (purpose, num_instances, num_blocks)
         if key not in self._clusters:
             starting = running_cluster(make_spec(num_instances, num_blocks))
             self._clusters[key] = self._runner.run(self._stack.enter_async_context(starting))
@@ -71,3 +72,9 @@ def quad(cluster_pool: ClusterPool, no_leak: None) -> LocalCluster:
 def big(cluster_pool: ClusterPool, no_leak: None) -> LocalCluster:
     """One instance with as much memory as four small ones: never lends, never borrows."""
     return cluster_pool.get(1, 4 * NUM_BLOCKS)
+
+
+@pytest.fixture
+def hurt(cluster_pool: ClusterPool, no_leak: None) -> LocalCluster:
+    """Two small instances for tests that kill a process and start it again."""
+    return cluster_pool.get(2, NUM_BLOCKS, "hurt")

@@ -1,0 +1,174 @@
+"""A process dies while a request streams: right tokens or a clear error, in time, and no leak.
+
+The request needs both instances, so that the loss of either matters.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from protos.infinite_llm.v1 import worker_pb2, worker_pb2_grpc
+from services.common.errors import InfiniteLLMError
+from services.common.ids import new_req_id
+from services.common.rpc import error_from_rpc
+from services.local.cluster import LocalCluster
+from services.local.plan import HOST
+from tests.integration.cluster import ANSWER_DEADLINE_S, http_client
+from tests.integration.test_exactness import HALF_LENT, SHORT, generate, oracle, prompt_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.timeout(240)]
+
+#: Long enough that a fault hits the middle; its first tokens are the oracle's.
+NUM_STREAMED = 64
+
+
+class Stream:
+    """One running answer of worker 0, and what has come of it so far."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self.tokens: list[int] = []
+        self.error: InfiniteLLMError | None = None
+        self.last_progress_s = time.monotonic()
+        self.longest_silence_s = 0.0
+
+    async def run(self) -> None:
+        request = worker_pb2.GenerateTokensRequest(
+            req_id=new_req_id(),
+            prompt_token_ids=prompt_of(HALF_LENT),
+            max_tokens=NUM_STREAMED,
+            ignore_eos=True,
+        )
+        async with grpc.aio.insecure_channel(f"{HOST}:{self._cluster.ports.workers[0]}") as channel:
+            stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
+            try:
+                async for answer in stub.Generate(request, timeout=2 * ANSWER_DEADLINE_S):
+                    self.tokens += answer.token_ids
+            except grpc.aio.AioRpcError as error:
+                self.error = error_from_rpc(error)
+
+    async def reached(self, num_tokens: int) -> None:
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            while len(self.tokens) < num_tokens:
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def streaming(cluster: LocalCluster) -> AsyncIterator[tuple[Stream, asyncio.Task[None]]]:
+    """An answer in the middle of its decoding, half of its blocks lent."""
+    stream = Stream(cluster)
+    task = asyncio.create_task(stream.run())
+    try:
+        await stream.reached(4)
+        view = await cluster.view()
+        assert sum(entry.num_blocks for entry in view.entries if not entry.local) > 10
+        yield stream, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def undisturbed(cluster: LocalCluster) -> list[int]:
+    stream = Stream(cluster)
+    await stream.run()
+    assert stream.error is None
+    assert tuple(stream.tokens[:16]) == oracle(HALF_LENT)
+    return stream.tokens
+
+
+async def test_a_killed_gmanager_does_not_disturb_a_stream(hurt: LocalCluster) -> None:
+    expected = await undisturbed(hurt)
+    async with streaming(hurt) as (stream, task):
+        await hurt.kill("gmanager")
+        await task
+    assert (stream.error, stream.tokens) == (None, expected)
+    assert await generate(hurt, prompt_of(SHORT)) == oracle(SHORT)
+    # Borrowing goes on from the last view, too.
+    assert await generate(hurt, prompt_of(HALF_LENT)) == oracle(HALF_LENT)
+    await hurt.restart("gmanager")
+
+
+async def test_a_killed_redis_does_not_disturb_a_stream(hurt: LocalCluster) -> None:
+    async with streaming(hurt) as (stream, task):
+        await hurt.kill("redis")
+        await task
+    assert stream.error is None
+    assert tuple(stream.tokens[:16]) == oracle(HALF_LENT)
+    await hurt.restart("redis")
+
+
+async def test_a_killed_creditor_costs_a_recomputation_or_a_clear_error(
+    hurt: LocalCluster,
+) -> None:
+    async with streaming(hurt) as (stream, task):
+        await hurt.kill("worker-1")
+        await hurt.restart("worker-1")
+        await task
+    assert_right_or_refused(stream)
+    assert await generate(hurt, prompt_of(HALF_LENT)) == oracle(HALF_LENT)
+
+
+async def test_a_stopped_creditor_hangs_nobody(hurt: LocalCluster) -> None:
+    pid = hurt.processes["worker-1"].pid
+    assert pid is not None
+    async with streaming(hurt) as (stream, task):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # Needs no creditor, and waits no longer than one attention deadline.
+            assert await generate(hurt, prompt_of(SHORT)) == oracle(SHORT)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await task
+    assert_right_or_refused(stream)
+
+
+async def test_a_killed_owner_ends_its_streams_with_an_error_and_its_loans(
+    hurt: LocalCluster,
+) -> None:
+    """Through the router, as a client sees it; worker 0 or 1, whichever owns the request."""
+    body = {
+        "model": hurt.spec.model_name,
+        "prompt": list(prompt_of(HALF_LENT)),
+        "max_tokens": NUM_STREAMED,
+        "stream": True,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    events: list[str] = []
+    killed = ""
+    async with (
+        http_client(hurt) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            events.append(line.removeprefix("data: "))
+            if len(events) == 4:
+                view = await hurt.view()
+                owner = next(e.owner_inst_id for e in view.entries if not e.local)
+                killed = f"worker-{owner}"
+                await hurt.kill(killed)
+    assert killed
+    error = next(json.loads(e)["error"] for e in events if "error" in e)
+    assert error["code"] in ("instance_lost", "unavailable")
+    await hurt.restart(killed)
+    async with http_client(hurt) as client:
+        again = await client.post("/v1/completions", json=body | {"stream": False})
+    assert again.status_code == 200, again.text
+
+
+def assert_right_or_refused(stream: Stream) -> None:
+    """Never wrong tokens: what came is the oracle's, all of it or up to an error that says why."""
+    assert tuple(stream.tokens[:16]) == oracle(HALF_LENT)[: len(stream.tokens)]
+    if stream.error is None:
+        assert len(stream.tokens) == NUM_STREAMED
+    else:
+        assert stream.error.is_retryable, stream.error
