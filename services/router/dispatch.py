@@ -91,6 +91,8 @@ class Dispatcher:
             instance = pick(serving, job.num_tokens, self._dispatched, failed)
             if instance is None:
                 break
+            if failed:
+                self._metrics.retries.inc()
             progress = _Progress()
             try:
                 return await self._run_on(instance, job, on_tokens, progress)
@@ -99,7 +101,6 @@ class Dispatcher:
                     raise InstanceLost(f"instance {instance.inst_id} was lost") from caught
                 error = caught
             failed.add(instance.inst_id)
-            self._metrics.retries.inc()
         raise error
 
     async def forget_departed(self) -> None:

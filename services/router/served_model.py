@@ -29,7 +29,7 @@ class ServedModel:
     async def tokens_of(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
         """Returns the prompt's tokens. Refuses early what cannot have as few as `max_tokens`."""
         if isinstance(prompt, tuple):
-            return self._checked(prompt)
+            return await self.tokenizer.in_encode_thread(lambda: self._checked(prompt))
         if isinstance(prompt, str):
             text, is_chat = prompt, False
         else:

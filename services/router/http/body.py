@@ -5,8 +5,10 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from services.common.errors import InvalidRequest
+from services.router.http.disconnect import ClientDisconnected
 from services.router.http.errors import BodyTooLarge, BodyTooSlow
 from services.router.http.schemas import OpenAiBody
 
@@ -27,7 +29,7 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
     """Returns the checked body; raises InvalidRequest naming the field at fault."""
     raw = await _read_bytes(request, max_bytes)
     # Large bodies take long to parse: not on the event loop.
-    return await asyncio.to_thread(_parse, kind, raw)
+    return await asyncio.to_thread(parse_body, kind, raw)
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:
@@ -42,12 +44,15 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
                 raw += chunk
                 if len(raw) > max_bytes:
                     raise too_large
+    except ClientDisconnect:
+        raise ClientDisconnected from None
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive in {BODY_DEADLINE_S:g} s") from None
     return bytes(raw)
 
 
-def _parse(kind: type[Body], raw: bytes) -> Body:
+def parse_body(kind: type[Body], raw: bytes) -> Body:
+    """Blocks for as long as a large body takes."""
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

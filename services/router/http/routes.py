@@ -1,5 +1,6 @@
 """The OpenAI routes. One method each; the app mounts them."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +34,12 @@ class OpenAiRoutes:
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionBody, self._limits.max_body_bytes)
         answer = CompletionAnswer(*self._head(body))
-        return await self._answer(request, body, body.to_request(), answer)
+        return await self._answer(request, body, answer)
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatBody, self._limits.max_body_bytes)
         answer = ChatAnswer(*self._head(body))
-        return await self._answer(request, body, body.to_request(), answer)
+        return await self._answer(request, body, answer)
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -62,8 +63,9 @@ class OpenAiRoutes:
         return req_id, int(time.time()), self._generation.model.name, body.include_usage
 
     async def _answer(
-        self, http: Request, body: OpenAiBody, request: TextRequest, answer: Answer
+        self, http: Request, body: CompletionBody | ChatBody, answer: Answer
     ) -> Response:
+        request = await asyncio.to_thread(body.to_request)
         if body.stream:
             return self._stream(request, answer, body.include_usage)
         return await run_until_disconnect(http.receive, self._whole(request, answer))

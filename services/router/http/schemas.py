@@ -5,9 +5,9 @@ front door shares. A field that would change the output is supported or refused,
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FailFast
 
 from services.common.errors import InvalidRequest
 from services.router.request import (
@@ -18,6 +18,19 @@ from services.router.request import (
     Sampling,
     TextRequest,
 )
+
+T = TypeVar("T")
+
+
+class _FailFast(FailFast):
+    """Python 3.11 wants parts of unions hashable."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+#: One error is enough: millions of wrong items would cost far more than the body itself.
+Items: TypeAlias = Annotated[list[T], _FailFast()]
 
 #: Fields that never change what is generated.
 _IGNORED = frozenset(
@@ -71,7 +84,7 @@ class OpenAiBody(_Strict):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -105,7 +118,7 @@ class OpenAiBody(_Strict):
 
 
 class CompletionBody(OpenAiBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
 
     def to_request(self) -> TextRequest:
         return TextRequest(
@@ -137,7 +150,7 @@ class TextPart(_Strict):
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
@@ -151,7 +164,7 @@ class Message(_Strict):
 
 
 class ChatBody(OpenAiBody):
-    messages: list[Message]
+    messages: Items[Message]
     max_completion_tokens: int | None = None
 
     def check_fields(self) -> None:

@@ -143,6 +143,21 @@ async def test_a_client_that_leaves_aborts_the_request(
         await asyncio.wait_for(worker.aborted.wait(), 5)
 
 
+async def test_a_client_that_leaves_while_it_sends_is_no_error() -> None:
+    async with (
+        running([FakeWorker(1, say("ok"))]) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", cluster.router.http_port)
+        writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"')
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        async with asyncio.timeout(5):
+            while 'status="499"' not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+
+
 async def test_one_lost_sequence_ends_the_whole_request() -> None:
     async def script(request: Any) -> Any:
         failing = fail(InternalError("bug")) if request.prompt_token_ids[0] == 1 else hang("some")
@@ -222,3 +237,17 @@ async def test_an_unexpected_error_is_a_clear_500(monkeypatch: pytest.MonkeyPatc
     ):
         answer = await http.post("/v1/completions", json=COMPLETION)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+
+
+async def test_shutdown_does_not_wait_for_ever() -> None:
+    worker = FakeWorker(1, hang("some"))
+    async with running([worker], shutdown_timeout_s=1.0) as cluster:
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.router.http_port)
+        raw = json.dumps(COMPLETION | {"stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+        writer.write((head + raw).encode())
+        await reader.readuntil(b"data: ")
+        cluster.stop.set()
+        await asyncio.wait_for(worker.aborted.wait(), 10)
+        await reader.read()
+        writer.close()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from services.common.errors import InvalidRequest
-from services.router.http.body import _parse
+from services.router.http.body import parse_body
 from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
 from tests.unit.router.cluster import MODEL, FakeWorker, running, say
 
@@ -145,13 +145,13 @@ async def test_table() -> None:
     ],
 )
 def test_neutral_values_are_accepted(kind: type[OpenAiBody], body: dict[str, Any]) -> None:
-    assert _parse(kind, json.dumps(body).encode()).model == MODEL
+    assert parse_body(kind, json.dumps(body).encode()).model == MODEL
 
 
 def test_messages_do_not_repeat_the_prompt() -> None:
     body = {"model": MODEL, "prompt": {"secret": "the prompt"}}
     with pytest.raises(InvalidRequest) as caught:
-        _parse(CompletionBody, json.dumps(body).encode())
+        parse_body(CompletionBody, json.dumps(body).encode())
     assert "secret" not in caught.value.message
 
 
