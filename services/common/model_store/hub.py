@@ -12,11 +12,11 @@ _METADATA_TIMEOUT_S = 5.0
 
 
 def fetch(name: str, progress: Callable[[str], None]) -> Path:
+    from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
-        HfHubHTTPError,
+        GatedRepoError,
         HFValidationError,
-        LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
@@ -24,11 +24,13 @@ def fetch(name: str, progress: Callable[[str], None]) -> Path:
     progress(f"looking up {name} on the model hub")
     try:
         folder = snapshot_download(name, allow_patterns=_PATTERNS, etag_timeout=_METADATA_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise ConfigError(f"model {name!r}: the hub wants a login and its licence") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"model {name!r}: no such local folder and no such hub id") from error
     except HFValidationError as error:
         raise ConfigError(f"model {name!r}: not a folder, not a valid hub id") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except (HTTPError, OfflineModeIsEnabled, OSError) as error:
         raise ConfigError(
             f"model {name!r}: no such local folder, and the hub cannot be reached"
         ) from error

@@ -34,7 +34,7 @@ def resolve(name: str, cache_dir: Path, progress: Callable[[str], None]) -> Path
     if name == builtin.NAME:
         target = cache_dir / "models" / builtin.NAME
         return publish_once(target, lambda folder: builtin.build(folder, progress), progress)
-    if local.is_dir():
+    if name and local.is_dir():
         return check_folder(local)
     if local.suffix == ".gguf":
         return _resolve_gguf(local, cache_dir, progress)

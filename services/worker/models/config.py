@@ -50,6 +50,11 @@ class ModelConfig:
     def _from_json(cls, raw: Mapping[str, Any], eos: int | list[int] | None) -> Self:
         _refuse_unserved(raw)
         num_heads = raw["num_attention_heads"]
+        num_kv_heads = raw.get("num_key_value_heads") or num_heads
+        if num_heads % num_kv_heads:
+            raise ConfigError(
+                f"{num_heads} query heads do not share {num_kv_heads} KV heads evenly"
+            )
         rope = raw.get("rope_parameters") or {}
         return cls(
             architecture=raw["architectures"][0],
@@ -57,7 +62,7 @@ class ModelConfig:
             hidden_size=raw["hidden_size"],
             intermediate_size=raw["intermediate_size"],
             num_heads=num_heads,
-            num_kv_heads=raw.get("num_key_value_heads") or num_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=raw.get("head_dim") or raw["hidden_size"] // num_heads,
             vocab_size=raw["vocab_size"],
             max_model_len=_max_model_len(raw),
