@@ -62,6 +62,6 @@ def _describe_use(cluster: LocalCluster) -> str:
     return (
         f"\nServing {name} on {url} (OpenAI) and {cluster.grpc_address} (gRPC). Try\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
-        f"  python -m services.local status --watch --port {cluster.ports.http}\n"
+        f"  make status ARGS=--watch PORT={cluster.ports.http}\n"
         "Ctrl-C stops everything.\n"
     )
