@@ -32,6 +32,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command.add_argument("--kv-blocks", type=int, default=DEFAULT_KV_BLOCKS)
         command.add_argument("--dtype", choices=("float32", "float16"), default="float32")
         command.add_argument("--max-new-tokens", type=int, default=48)
+        command.add_argument("--otlp-endpoint", default="", help="where traces go, host:port")
     up_command = commands.choices["up"]
     up_command.add_argument("--port", type=int, default=DEFAULT_PORT, help="HTTP; gRPC is next")
     up_command.add_argument("--no-prompt", action="store_true", help="only serve")
@@ -49,6 +50,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         kv_blocks=arguments.kv_blocks,
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,
+        otlp_endpoint=arguments.otlp_endpoint,
         environ=os.environ,
     )
 

@@ -25,6 +25,7 @@ class Options:
     kv_blocks: int
     dtype: str
     max_new_tokens: int
+    otlp_endpoint: str
     environ: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -43,6 +44,7 @@ class Options:
             num_instances=self.instances,
             num_blocks=self.kv_blocks,
             dtype=self.dtype,
+            otlp_endpoint=self.otlp_endpoint,
             num_cores=len(os.sched_getaffinity(0)),
         )
 

@@ -30,6 +30,7 @@ class ClusterSpec:
     http_port: int = 0
     grpc_port: int = 0
     log_level: str = "info"
+    otlp_endpoint: str = ""
     heartbeat_period_s: float = 0.2
     #: More settings by role ("gmanager", "worker", "router") and config field.
     overrides: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -144,7 +145,10 @@ def _router(spec: ClusterSpec, ports: Ports) -> ProcessSpec:
 def _service(
     spec: ClusterSpec, role: str, name: str, address: str, fields: Mapping[str, object]
 ) -> ProcessSpec:
-    shared: dict[str, object] = {"log_level": spec.log_level}
+    shared: dict[str, object] = {
+        "log_level": spec.log_level,
+        "otlp_endpoint": spec.otlp_endpoint,
+    }
     if role != "router":
         shared["pooling"] = spec.pooling
     values = {**shared, **fields, **spec.overrides.get(role, {})}

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from services.common.errors import ConfigError
 from services.local.process import REPO_ROOT, child_environ
 
+_LAST_WORDS_S = 0.5
 # By path: importing the package would import torch, which takes longer than all the rest.
 _BUILD_KERNELS = """
 import runpy, sys
@@ -62,10 +64,18 @@ async def _run_python(
     try:
         async for raw in child.stderr:
             lines.append(raw.decode(errors="replace").rstrip())
-            say(f"  {lines[-1]}")
+            if not await _is_failing(child):
+                say(f"  {lines[-1]}")
         output = await child.stdout.read()
         return await child.wait(), output.decode(), lines
     finally:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
+
+
+async def _is_failing(child: asyncio.subprocess.Process) -> bool:
+    """Whether it ends with an error right now: its last line is then for the caller to say."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(child.wait(), _LAST_WORDS_S)
+    return bool(child.returncode)

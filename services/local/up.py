@@ -10,6 +10,7 @@ from services.common.lifecycle import until_stopped
 from services.local.cluster import LocalCluster
 from services.local.console import line_writer
 from services.local.options import Options
+from services.local.plan import HOST
 from services.local.preflight import check_ports, find_redis_server
 from services.local.progress import Progress
 from services.local.prompt import build_request
@@ -57,11 +58,16 @@ async def _try_prompt(
 
 
 def _describe_use(cluster: LocalCluster) -> str:
-    url, name = cluster.http_url, cluster.spec.model_name
+    url, name, ports = cluster.http_url, cluster.spec.model_name, cluster.ports
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    metrics = [
+        url,
+        *(f"http://{HOST}:{p}" for p in (ports.gmanager_metrics, *ports.worker_metrics)),
+    ]
     return (
         f"\nServing {name} on {url} (OpenAI) and {cluster.grpc_address} (gRPC). Try\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
-        f"  make status ARGS=--watch PORT={cluster.ports.http}\n"
+        f"  make status ARGS=--watch PORT={ports.http}\n"
+        f"Metrics of router, gManager and workers: {', '.join(metrics)}, each at /metrics\n"
         "Ctrl-C stops everything.\n"
     )
