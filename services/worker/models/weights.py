@@ -17,7 +17,7 @@ _SERVED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Checkpoint:
-    """The weights on disk by name; close it when the model is built."""
+    """The weights on disk by name; float32 tensors stay mapped and so are shared by instances."""
 
     def __init__(self, files: Mapping[str, safe_open], folder: Path) -> None:
         self._files = files
