@@ -1,6 +1,7 @@
 """What goes into and comes out of MicroAttention: which rows read which blocks, and (MA, m, e).
 
 The engine and the creditor build `PagedRows` once per step; the kernels read them once per layer.
+Both check their own layout once, when they are made, so that the kernels need not at every call.
 """
 
 from array import array
@@ -21,8 +22,21 @@ class AttentionPartial:
     """
 
     acc: Tensor
+    """[rows, num_heads, head_dim]: sum of exp(s_i - max) V_i, not normalised."""
     max: Tensor
+    """[rows, num_heads]"""
     sum: Tensor
+    """[rows, num_heads]: sum of exp(s_i - max)."""
+
+    def __post_init__(self) -> None:
+        if self.acc.dim() != 3 or self.max.shape != self.acc.shape[:2]:
+            raise ValueError(
+                "acc must be [rows, num_heads, head_dim] and max [rows, num_heads], "
+                f"not {list(self.acc.shape)} and {list(self.max.shape)}"
+            )
+        check_tensor("acc", self.acc, torch.float32)
+        check_tensor("max", self.max, torch.float32)
+        check_tensor("sum", self.sum, torch.float32, self.max.shape)
 
     @classmethod
     def allocate(cls, rows: int, heads: int, dim: int, device: torch.device | str = "cpu") -> Self:
@@ -60,6 +74,15 @@ class PagedRows:
     """[num_seqs]: tokens it may see in those blocks (its newest row, when causal)."""
     causal: bool
     """True: row j of n sees kv_len - (n - 1 - j) tokens, none if <= 0. False: all see kv_len."""
+
+    def __post_init__(self) -> None:
+        num_starts = torch.Size((self.kv_len.numel() + 1,))
+        check_tensor("row_start", self.row_start, torch.int32, num_starts)
+        check_tensor("table_start", self.table_start, torch.int32, num_starts)
+        check_tensor(
+            "block_ids", self.block_ids, torch.int32, torch.Size((self.block_ids.numel(),))
+        )
+        check_tensor("kv_len", self.kv_len, torch.int32, torch.Size((self.kv_len.numel(),)))
 
     @classmethod
     def build(
@@ -104,21 +127,30 @@ class PagedRows:
 
     def validate(self, num_blocks: int, block_size: int) -> None:
         """Raise ValueError unless every slot that may be read lies in a pool of this size."""
-        for name in ("row_start", "table_start", "block_ids", "kv_len"):
-            tensor = getattr(self, name)
-            if tensor.dtype != torch.int32 or tensor.dim() != 1 or not tensor.is_contiguous():
-                raise ValueError(f"{name} must be a contiguous int32 vector")
         for name, starts in (("row_start", self.row_start), ("table_start", self.table_start)):
-            if starts.shape[0] != self.num_seqs + 1 or int(starts[0]) != 0:
-                raise ValueError(f"{name} must hold num_seqs + 1 offsets from 0")
-            if bool((starts.diff() < 0).any()):
-                raise ValueError(f"{name} must not decrease")
+            if int(starts[0]) != 0 or bool((starts.diff() < 0).any()):
+                raise ValueError(f"{name} must begin with 0 and not decrease")
         if int(self.table_start[-1]) != self.block_ids.shape[0]:
             raise ValueError("table_start must end at the number of block ids")
         if bool(((self.block_ids < 0) | (self.block_ids >= num_blocks)).any()):
             raise ValueError(f"block ids must lie in 0..{num_blocks - 1}")
         if bool((self.kv_len > self.table_start.diff() * block_size).any()):
             raise ValueError("kv_len exceeds the slots of the sequence's blocks")
+
+
+def check_tensor(
+    name: str, tensor: Tensor, dtype: torch.dtype, shape: torch.Size | None = None
+) -> None:
+    """Raise ValueError unless the tensor is laid out as the kernels address it."""
+    if (
+        tensor.dtype != dtype
+        or not tensor.is_contiguous()
+        or (shape is not None and tensor.shape != shape)
+    ):
+        raise ValueError(
+            f"{name} must be contiguous {dtype} of {'any shape' if shape is None else list(shape)},"
+            f" not {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}"
+        )
 
 
 def _int32(values: Iterable[int]) -> Tensor:

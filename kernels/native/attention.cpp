@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "api.h"
+#include "narrow.h"
 #include "stage.h"
 
 namespace illm {
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int kFewVectors = 16;    // query vectors per KV head up to which a sequence is decode-like
 constexpr int kSplit = 1024;       // slots
-constexpr int kDecodeChunk = 32;   // slots of every KV head: enough work to hide the next chunk
+constexpr int kDecodeChunk = 64;   // slots of every KV head: enough work to hide the next chunk
 constexpr int kTileVectors = 126;  // query vectors of a prefill tile
 
 struct Item {
@@ -53,7 +54,7 @@ struct Scratch {
     sum.assign(num_vectors, 0.0f);
     keys.resize(std::max(keys.size(), size_t(kMaxChunk) * dim));
     values.resize(std::max(values.size(), size_t(kMaxChunk) * padded_dim));
-    scores.resize(kRowsPerProduct * kStride);
+    scores.resize(kFewVectors * kStride);
   }
 };
 
@@ -101,19 +102,26 @@ void attend_item(const Batch& batch, const Item& item, Scratch& scratch) {
     while (batch.visible(item.seq, item.first_row + first) <= begin) ++first;
     for (int h = 0; h < item.num_heads; ++h) {
       const T* base = pool.layer_start<T>(batch.call.layer) + (item.first_head + h) * head_size;
-      PagedHead<T> head{base, pool.block_stride(), block_ids, block_shift, dim};
-      stage_keys(head, begin, end, item.end, scratch.keys.data());
-      head.base += pool.num_kv_heads * head_size;
-      stage_values(head, begin, end, item.end, scratch.values.data());
+      const PagedHead<T> keys{base, pool.block_stride(), block_ids, block_shift, dim};
+      PagedHead<T> values = keys;
+      values.base += pool.plane_size();
       const int64_t from = int64_t(h) * num_vectors;
       const Tile tile{scratch.queries.data() + from * kStride,
                       scratch.acc.data() + from * round_up(dim, kPanel),
                       scratch.max.data() + from, scratch.sum.data() + from};
-      attend(tile, first * batch.group, num_vectors, scratch.keys.data(), scratch.values.data(),
-             dim, end - begin, scratch.scores.data(), [&](int vector) {
-               const int row = item.first_row + vector / batch.group;
-               return std::min(batch.visible(item.seq, row), end) - begin;
-             });
+      const auto visible = [&](int vector) {
+        const int row = item.first_row + vector / batch.group;
+        return std::min(batch.visible(item.seq, row), end) - begin;
+      };
+      const Chunk chunk{first * batch.group, num_vectors, begin, end, item.end};
+      if (num_vectors <= kFewVectors && dim % kPanel == 0) {
+        attend_narrow(tile, chunk, keys, values, scratch.scores.data(), visible);
+      } else {
+        stage_keys(keys, chunk, scratch.keys.data());
+        stage_values(values, chunk, scratch.values.data());
+        attend_staged(tile, chunk, scratch.keys.data(), scratch.values.data(), dim,
+                      scratch.scores.data(), visible);
+      }
     }
   }
 }

@@ -25,7 +25,8 @@ class NativeKernels:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         self._library = load_library(build_library(cache_dir))
         self._threads = self._library.start_threads(num_threads)
-        weakref.finalize(self, self._library.stop_threads, self._threads)
+        # At exit another thread may still be inside a call; the process ends the threads anyway.
+        weakref.finalize(self, self._library.stop_threads, self._threads).atexit = False
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         check_write(pool, layer, k, v, slots)

@@ -81,6 +81,28 @@ inline void transpose(Vec (&rows)[kLanes]) {
   if constexpr (S > 1) transpose<S / 2>(rows);
 }
 
+// Adds the halves of every run of S lanes of a, then of b: n folds of 2n vectors, S halved each
+// round, end in one vector of the sums of kLanes vectors, in order.
+template <int S, int... J>
+inline Vec fold(Vec a, Vec b, std::integer_sequence<int, J...>) {
+  constexpr int half = S / 2;
+  return shuffle<(J / half * S + J % half)...>(a, b) +
+         shuffle<(J / half * S + J % half + half)...>(a, b);
+}
+
+template <int N, int S>
+inline Vec fold_all(const Vec (&v)[N]) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    Vec folded[N / 2];
+#pragma GCC unroll 8
+    for (int i = 0; i < N / 2; ++i)
+      folded[i] = fold<S>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, kLanes>{});
+    return fold_all<N / 2, S / 2>(folded);
+  }
+}
+
 template <int S, int... J>
 inline Vec rotate(Vec v, std::integer_sequence<int, J...>) {
   return shuffle<(J ^ S)...>(v, v);

@@ -17,8 +17,8 @@ constexpr int kMaxChunk = 128;           // slots per chunk; <= kStride
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-template <int Rows>
-inline void multiply(const float* a, const float* b, int b_stride, int depth, Vec (&c)[Rows][2]) {
+template <int Rows, class T>
+inline void multiply(const float* a, const T* b, int b_stride, int depth, Vec (&c)[Rows][2]) {
   for (int k = 0; k < depth; ++k, b += b_stride) {
     const Vec b0 = load(b), b1 = load(b + kLanes);
 #pragma GCC unroll 8
@@ -43,15 +43,14 @@ void score_rows(const float* queries, const float* keys, int dim, int columns, f
   }
 }
 
-// acc[rows, dim] = acc * scale + weights[rows, columns] values[columns, dim]; dim is padded
-template <int Rows>
-void weigh_rows(const float* weights, const float* values, int dim, int columns,
-                const float* scale, float* acc) {
+// acc[rows, dim] += weights[rows, columns] values[columns, dim]; dim is whole panels
+template <int Rows, class T>
+void weigh_rows(const float* weights, const T* values, int dim, int columns, float* acc) {
   for (int d = 0; d < dim; d += kPanel) {
     Vec c[Rows][2];
     for (int i = 0; i < Rows; ++i) {
-      c[i][0] = load(acc + i * dim + d) * scale[i];
-      c[i][1] = load(acc + i * dim + d + kLanes) * scale[i];
+      c[i][0] = load(acc + i * dim + d);
+      c[i][1] = load(acc + i * dim + d + kLanes);
     }
     multiply<Rows>(weights, values + d, dim, columns, c);
     for (int i = 0; i < Rows; ++i) {
@@ -59,41 +58,6 @@ void weigh_rows(const float* weights, const float* values, int dim, int columns,
       store(acc + i * dim + d + kLanes, c[i][1]);
     }
   }
-}
-
-// Turns the scores of one row into weights exp(s - max), updates max and sum, and returns what the
-// row's earlier weights must be multiplied with. At least one slot is visible.
-inline float soften_row(float* scores, int visible, int columns, float* max, float* sum) {
-  for (int j = visible; j < columns; ++j) scores[j] = -INFINITY;
-  Vec top = load(scores);
-  for (int j = kLanes; j < columns; j += kLanes) top = illm::max(top, load(scores + j));
-  const float next = std::max(*max, max_of(top));
-  const float base = next == -INFINITY ? 0.0f : next;
-  Vec total{};
-  for (int j = 0; j < columns; j += kLanes) {
-    const Vec weight = exp_nonpositive(load(scores + j) - base);
-    store(scores + j, weight);
-    total += weight;
-  }
-  const float scale = *max == -INFINITY ? 0.0f : std::exp(*max - base);
-  *sum = *sum * scale + sum_of(total);
-  *max = next;
-  return scale;
-}
-
-using ScoreRows = void (*)(const float*, const float*, int, int, float*);
-using WeighRows = void (*)(const float*, const float*, int, int, const float*, float*);
-
-template <int... I>
-inline ScoreRows score_rows_for(int rows, std::integer_sequence<int, I...>) {
-  static constexpr ScoreRows table[] = {score_rows<I + 1>...};
-  return table[rows - 1];
-}
-
-template <int... I>
-inline WeighRows weigh_rows_for(int rows, std::integer_sequence<int, I...>) {
-  static constexpr WeighRows table[] = {weigh_rows<I + 1>...};
-  return table[rows - 1];
 }
 
 // Query vectors with their running (acc, max, sum); acc rows are padded to whole panels.
@@ -104,22 +68,65 @@ struct Tile {
   float* sum;            // [rows]
 };
 
-// Adds a chunk: keys [panel][dim, kPanel], values [columns, padded_dim]. visible(i) says how many
-// of its first slots row i sees; rows before `first` see none.
+// What a tile meets next. Slots before prefetch_end will follow.
+struct Chunk {
+  int first_row, num_rows;  // rows of the tile that see some of it
+  int begin, end, prefetch_end;
+
+  int num_slots() const { return end - begin; }
+};
+
+// Turns a row's scores into weights exp(s - max) and adds them to its sum; a new maximum scales
+// down what the row has gathered so far. At least one slot is visible.
+inline void soften_row(const Tile& tile, int row, int padded_dim, float* scores, int visible,
+                       int columns) {
+  for (int j = visible; j < columns; ++j) scores[j] = -INFINITY;
+  Vec top = load(scores);
+  for (int j = kLanes; j < columns; j += kLanes) top = max(top, load(scores + j));
+  const float before = tile.max[row], next = std::max(before, max_of(top));
+  const float base = next == -INFINITY ? 0.0f : next;
+  Vec total{};
+  for (int j = 0; j < columns; j += kLanes) {
+    const Vec weight = exp_nonpositive(load(scores + j) - base);
+    store(scores + j, weight);
+    total += weight;
+  }
+  if (next > before) {
+    const float scale = std::exp(before - base);
+    float* acc = tile.acc + row * padded_dim;
+    for (int d = 0; d < padded_dim; d += kLanes) store(acc + d, load(acc + d) * scale);
+    tile.sum[row] *= scale;
+    tile.max[row] = next;
+  }
+  tile.sum[row] += sum_of(total);
+}
+
+// Calls f with n as a constant, 1 <= n <= Max: the products keep their rows in registers.
+template <int Max, class F>
+inline void with_constant(int n, const F& f) {
+  if constexpr (Max > 1) {
+    if (n < Max) return with_constant<Max - 1>(n, f);
+  }
+  f(std::integral_constant<int, Max>{});
+}
+
+// Adds a staged chunk: keys [panel][dim, kPanel], values [slot, padded_dim]. visible(i) says how
+// many of its first slots row i sees.
 template <class Visible>
-void attend(const Tile& tile, int first, int rows, const float* keys, const float* values, int dim,
-            int columns, float* scores, const Visible& visible) {
-  constexpr auto sizes = std::make_integer_sequence<int, kRowsPerProduct>{};
-  const int padded_dim = round_up(dim, kPanel), padded_columns = round_up(columns, kPanel);
-  for (int row = first; row < rows; row += kRowsPerProduct) {
-    const int n = std::min(kRowsPerProduct, rows - row);
-    float scale[kRowsPerProduct];
-    score_rows_for(n, sizes)(tile.queries + row * kStride, keys, dim, padded_columns, scores);
+void attend_staged(const Tile& tile, const Chunk& chunk, const float* keys, const float* values,
+                   int dim, float* scores, const Visible& visible) {
+  const int padded_dim = round_up(dim, kPanel), columns = round_up(chunk.num_slots(), kPanel);
+  for (int row = chunk.first_row; row < chunk.num_rows; row += kRowsPerProduct) {
+    const int n = std::min(kRowsPerProduct, chunk.num_rows - row);
+    with_constant<kRowsPerProduct>(n, [&](auto count) {
+      score_rows<count>(tile.queries + row * kStride, keys, dim, columns, scores);
+    });
     for (int i = 0; i < n; ++i)
-      scale[i] = soften_row(scores + i * kStride, visible(row + i), padded_columns,
-                            tile.max + row + i, tile.sum + row + i);
-    weigh_rows_for(n, sizes)(scores, values, padded_dim, columns, scale,
-                             tile.acc + row * padded_dim);
+      soften_row(tile, row + i, padded_dim, scores + i * kStride, visible(row + i), columns);
+    with_constant<kRowsPerProduct>(n, [&](auto count) {
+      weigh_rows<count>(scores, values, padded_dim, chunk.num_slots(),
+                        tile.acc + row * padded_dim);
+    });
   }
 }
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels import PagedRows
+from kernels import AttentionPartial, PagedRows
 
 SHAPE = {"causal": True, "num_blocks": 4, "block_size": 16}
 
@@ -29,7 +29,7 @@ def test_there_may_be_no_sequences() -> None:
         pytest.param([1], [[-1]], [1], "block ids must lie in", id="negative-block"),
         pytest.param([1], [[2**31]], [1], "int32", id="block-beyond-int32"),
         pytest.param([1], [[0]], [17], "kv_len exceeds", id="more-tokens-than-slots"),
-        pytest.param([-1], [[0]], [1], "row_start must not decrease", id="negative-rows"),
+        pytest.param([-1], [[0]], [1], "not decrease", id="negative-rows"),
         pytest.param([1, 1], [[0]], [1], "2, 1 and 1 sequences", id="lists-of-different-lengths"),
     ],
 )
@@ -43,10 +43,11 @@ def test_what_does_not_fit_the_pool_is_refused(
 @pytest.mark.parametrize(
     ("field", "values", "message"),
     [
-        ("row_start", [1, 2], "offsets from 0"),
-        ("row_start", [0], "offsets from 0"),
+        ("row_start", [1, 2], "begin with 0"),
+        ("row_start", [0], r"row_start must be contiguous torch\.int32 of \[2\]"),
         ("table_start", [0, 2], "must end at"),
-        ("kv_len", [[1]], "int32 vector"),
+        ("kv_len", [[1]], "kv_len must be"),
+        ("block_ids", [[0]], "block_ids must be"),
     ],
 )
 def test_vectors_that_contradict_each_other_are_refused(
@@ -57,3 +58,26 @@ def test_vectors_that_contradict_each_other_are_refused(
     fields[field] = torch.tensor(values, dtype=torch.int32)
     with pytest.raises(ValueError, match=message):
         PagedRows(**fields).validate(4, 16)
+
+
+@pytest.mark.parametrize(
+    ("acc", "maximum", "total", "message"),
+    [
+        pytest.param((2, 3, 4), (2, 2), (2, 3), "acc must be", id="heads-differ"),
+        pytest.param((2, 3), (2, 3), (2, 3), "acc must be", id="no-head-dim"),
+        pytest.param((2, 3, 4), (2, 3), (1, 3), "sum must be", id="rows-differ"),
+    ],
+)
+def test_a_partial_checks_its_shapes(
+    acc: tuple[int, ...], maximum: tuple[int, ...], total: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionPartial(torch.zeros(acc), torch.zeros(maximum), torch.zeros(total))
+
+
+def test_a_partial_is_contiguous_float32() -> None:
+    heads = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="acc must be contiguous"):
+        AttentionPartial(torch.zeros(2, 4, 3).transpose(1, 2), heads, heads)
+    with pytest.raises(ValueError, match="sum must be contiguous"):
+        AttentionPartial(torch.zeros(2, 3, 4), heads, heads.double())

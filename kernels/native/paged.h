@@ -1,0 +1,43 @@
+// Where the K or V of one KV head lies: a row of head_dim elements per slot.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "simd.h"
+
+namespace illm {
+
+template <class T>
+struct PagedHead {
+  const T* base;         // of block 0, in this layer
+  int64_t block_stride;  // elements
+  const int32_t* block_ids;
+  int block_shift;  // log2 of the block size
+  int head_dim;
+
+  const T* row(int slot) const {
+    const int offset = slot & ((1 << block_shift) - 1);
+    return base + block_ids[slot >> block_shift] * block_stride + int64_t(offset) * head_dim;
+  }
+};
+
+// The rows of kLanes slots, which lie in one block (a block holds a multiple of kLanes); in place
+// of those from `end` on, the last row before it.
+template <class T>
+inline void find_rows(const PagedHead<T>& head, int slot, int end, const T* (&rows)[kLanes]) {
+  const int last = std::clamp(end - slot, 1, kLanes) - 1;
+  const T* first = head.row(std::min(slot, end - 1));
+  for (int i = 0; i < kLanes; ++i) rows[i] = first + std::min(i, last) * head.head_dim;
+}
+
+constexpr int kCacheLine = 64;
+
+// A burst of prefetches overflows the fill buffers, so each step of staging asks for a little.
+template <class T>
+inline void prefetch(const T* rows, int num_elements) {
+  const char* p = reinterpret_cast<const char*>(rows);
+  for (int i = 0; i < num_elements * (int)sizeof(T); i += kCacheLine) __builtin_prefetch(p + i, 0, 2);
+}
+
+}  // namespace illm
