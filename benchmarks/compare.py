@@ -1,0 +1,159 @@
+"""`python -m benchmarks.compare`: the worker's engine beside vLLM and llama.cpp.
+
+Each runs alone, one after the other, on the same cores with as many threads, on the same prompts.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environment import LLAMACPP, VLLM, Peer, PeerUnavailable, ensure
+from benchmarks.peers.task import Task
+from benchmarks.report import Report, available_threads
+from benchmarks.workload import Figures, Workload
+from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
+
+_ROOT = Path(__file__).parent.parent
+_RUN_DEADLINE_S = 3600.0
+
+#: Figures by the name of what was run; None where a peer was not to be had.
+Runs = dict[str, Figures | None]
+RatesOf = Callable[[Figures], dict[int, float]]
+
+OURS = "ours"
+
+
+def main(arguments: list[str]) -> int:
+    options, report = _parse(arguments), Report()
+    cache_dir = default_cache_dir(os.environ)
+    workload = Workload.quick() if options.quick else Workload()
+    folder = resolve(DEFAULT_MODEL, cache_dir, report.say)
+    pythons = {peer: _python_of(peer, cache_dir, report) for peer in (VLLM, LLAMACPP)}
+
+    report.machine(options.threads)
+    report.say(f"running ours, {options.dtype}")
+    ours = _run_ours(options)
+    runs: Runs = {OURS: Figures.from_json(json.dumps(ours))}
+    for peer, python in pythons.items():
+        for dtype in peer.dtypes:
+            name = f"{peer.name} {dtype}".rstrip()
+            task = Task(folder, dtype, options.threads, workload)
+            runs[name] = _run_peer(peer, python, task, report) if python else None
+    report.machine(options.threads)
+    _show(runs, report)
+    report.last_line(ratios(runs, ours["step_over_weight_read_at_batch_1"]))
+    return 0
+
+
+def ratios(runs: Runs, step_over_weight_read: float) -> dict[str, Any]:
+    """How many times as fast as each peer ours is; null where the peer did not run."""
+    return {
+        "decode_over_vllm": _over(runs, VLLM, _decode),
+        "decode_over_llamacpp": _over(runs, LLAMACPP, _decode),
+        "prefill_over_vllm": _over(runs, VLLM, _prefill),
+        "prefill_over_llamacpp": _over(runs, LLAMACPP, _prefill),
+        "step_over_weight_read_at_batch_1": step_over_weight_read,
+    }
+
+
+def _decode(figures: Figures) -> dict[int, float]:
+    return figures.decode_tokens_per_s
+
+
+def _prefill(figures: Figures) -> dict[int, float]:
+    return figures.prefill_tokens_per_s
+
+
+def _over(runs: Runs, peer: Peer, rates_of: RatesOf) -> dict[str, float | None]:
+    """Against the faster of the peer's types, figure by figure."""
+    peers = [rates_of(f) for name, f in runs.items() if f and name.split()[0] == peer.name]
+    return {
+        str(key): round(rate / max(rates[key] for rates in peers), 2) if peers else None
+        for name, figures in runs.items()
+        if name == OURS and figures
+        for key, rate in rates_of(figures).items()
+    }
+
+
+def _run_ours(options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.decode", f"--dtype={options.dtype}",
+               f"--threads={options.threads}"]  # fmt: skip
+    if options.quick:
+        command.append("--quick")
+    done = subprocess.run(
+        command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, timeout=_RUN_DEADLINE_S, check=True
+    )
+    result: dict[str, Any] = json.loads(last_json_line(done.stdout))
+    return result
+
+
+def _run_peer(peer: Peer, python: Path, task: Task, report: Report) -> Figures | None:
+    report.say(f"running {peer.name} {task.dtype}".rstrip())
+    log = python.parent.parent / f"run{task.dtype}.log"
+    command = [str(python), "-m", peer.script, *task.arguments()]
+    with log.open("w", encoding="utf-8") as errors:
+        try:
+            done = subprocess.run(
+                command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=errors, text=True,
+                timeout=_RUN_DEADLINE_S, check=True,
+            )  # fmt: skip
+            return Figures.from_json(last_json_line(done.stdout))
+        except (subprocess.SubprocessError, ValueError) as error:
+            report.say(f"{peer.name} did not run: {error}; see {log}")
+            return None
+
+
+def _python_of(peer: Peer, cache_dir: Path, report: Report) -> Path | None:
+    try:
+        return ensure(peer, cache_dir, report.say)
+    except PeerUnavailable as error:
+        report.say(f"{peer.name} cannot be installed: {error}")
+        return None
+
+
+def last_json_line(output: str) -> str:
+    """Peers print all sorts of things around their answer."""
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if not lines:
+        raise ValueError("no figures in the output")
+    return lines[-1]
+
+
+def _show(runs: Runs, report: Report) -> None:
+    def rows(of: RatesOf) -> list[tuple[str, ...]]:
+        return [
+            (name, *(f"{rate:.1f}" for rate in of(figures).values()))
+            if figures
+            else (name, "not run")
+            for name, figures in runs.items()
+        ]
+
+    workload = Workload()
+    report.table(
+        f"Decode, tokens/s at context {workload.context_tokens}",
+        ("engine", *(f"batch {batch}" for batch in workload.decode_batches)),
+        rows(_decode),
+    )
+    report.table(
+        "Prefill, tokens/s",
+        ("engine", *(f"{num_tokens} tokens" for num_tokens in workload.prefill_tokens)),
+        rows(_prefill),
+    )
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32",
+                        help="of our weights")  # fmt: skip
+    parser.add_argument("--threads", type=int, default=available_threads())
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
