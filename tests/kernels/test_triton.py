@@ -1,5 +1,10 @@
 """The GPU's kernels under Triton's interpreter, which takes milliseconds a tile: tiny shapes."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -61,3 +66,11 @@ def test_merging_and_finalizing_equal_the_reference() -> None:
         AttentionPartial(results[0][0].acc[1:2], results[0][0].max[1:2], results[0][0].sum[1:2]),
         AttentionPartial.empty(1, 2, 64),
     )
+
+
+def test_they_compile_for_a_gpu(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.kernels.compile_for_gpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert all(int(size) > 0 for size in done.stdout.split())
