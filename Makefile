@@ -17,7 +17,8 @@ SETUP := $(VENV)/setup.stamp
 PROTOS := $(wildcard protos/infinite_llm/v1/*.proto)
 # One of the generated files stands for all of them.
 STUBS := protos/infinite_llm/v1/types_pb2.py
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# Twice quiet: no progress, no warnings; errors still show.
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos lint type test run demo status bench clean
@@ -59,7 +60,7 @@ clean: ## remove .venv, generated stubs and caches; the models in the user's cac
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(SETUP): pyproject.toml
-	@test -n "$(PYTHON)" && "$(PYTHON)" -c '$(IS_SUPPORTED)' \
+	@test -n "$(PYTHON)" && "$(PYTHON)" -c '$(IS_SUPPORTED)' 2>/dev/null \
 		|| { echo "Infinite-LLM needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "Creating $(VENV) with $(PYTHON)"
 	@"$(PYTHON)" -m venv $(VENV) \
