@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parent.parent
 _RUN_DEADLINE_S = 3600.0
 
 #: Figures by the name of what was run; None where a peer was not to be had.
-Runs = dict[str, Figures | None]
+Runs = Mapping[str, Figures | None]
 RatesOf = Callable[[Figures], dict[int, float]]
 
 OURS = "ours"
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     report.machine(options.threads)
     report.say(f"running ours, {options.dtype}")
     ours = _run_ours(options)
-    runs: Runs = {OURS: Figures.from_json(json.dumps(ours))}
+    runs: dict[str, Figures | None] = {OURS: Figures.from_json(json.dumps(ours))}
     for peer, python in pythons.items():
         for dtype in peer.dtypes:
             name = f"{peer.name} {dtype}".rstrip()
