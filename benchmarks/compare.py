@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import new_parser, run
 from benchmarks.peers.environment import LLAMACPP, VLLM, Peer, PeerUnavailable, ensure
 from benchmarks.peers.task import Task
-from benchmarks.report import Report, available_threads
+from benchmarks.report import Report
 from benchmarks.workload import Figures, Workload
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
 
@@ -28,8 +29,8 @@ RatesOf = Callable[[Figures], dict[int, float]]
 OURS = "ours"
 
 
-def main(arguments: list[str]) -> int:
-    options, report = _parse(arguments), Report()
+def main(arguments: list[str]) -> None:
+    options, report = new_parser("compare", __doc__).parse_args(arguments), Report()
     cache_dir = default_cache_dir(os.environ)
     workload = Workload.quick() if options.quick else Workload()
     folder = resolve(DEFAULT_MODEL, cache_dir, report.say)
@@ -47,7 +48,6 @@ def main(arguments: list[str]) -> int:
     report.machine(options.threads)
     _show(runs, report)
     report.last_line(ratios(runs, ours["step_over_weight_read_at_batch_1"]))
-    return 0
 
 
 def ratios(runs: Runs, step_over_weight_read: float) -> dict[str, Any]:
@@ -146,14 +146,5 @@ def _show(runs: Runs, report: Report) -> None:
     )
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32",
-                        help="of our weights")  # fmt: skip
-    parser.add_argument("--threads", type=int, default=available_threads())
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main))

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.bandwidth import read_bytes_per_s, weight_bytes
+from benchmarks.command import new_parser, run
 from benchmarks.engine_rig import EngineRig, running
 from benchmarks.measure import measure
 from benchmarks.profile import OVERHEAD_PHASES, profile_decode
-from benchmarks.report import Report, available_threads, rounded
+from benchmarks.report import Report, rounded
 from benchmarks.workload import Figures, Workload
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
 from services.worker.config import Config
@@ -45,7 +46,7 @@ class Result:
         return self.figures.step_s[1] / self.weight_read_s
 
 
-def run(options: argparse.Namespace, report: Report) -> Result:
+def measure_engine(options: argparse.Namespace, report: Report) -> Result:
     folder = resolve(DEFAULT_MODEL, default_cache_dir(os.environ), report.say)
     workload = Workload.quick() if options.quick else Workload()
     rate = read_bytes_per_s(options.threads)
@@ -74,7 +75,7 @@ def _config(options: argparse.Namespace, workload: Workload) -> Config:
 def show(result: Result, report: Report) -> None:
     figures = result.figures
     report.table(
-        f"Decode, {result.dtype}, context 256",
+        f"Decode, {result.dtype}, context {Workload().context_tokens}",
         ("batch", "tokens/s", "step ms"),
         [
             (str(batch), f"{rate:.1f}", f"{figures.step_s[batch] * 1e3:.1f}")
@@ -133,23 +134,15 @@ def to_json(result: Result) -> dict[str, object]:
     }
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer steps: under two minutes")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
-    parser.add_argument("--threads", type=int, default=available_threads())
+def main(arguments: list[str]) -> None:
+    parser, report = new_parser("decode", __doc__), Report()
     parser.add_argument("--profile", action="store_true", help="show where a step's time goes")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str]) -> int:
-    options, report = parse(arguments), Report()
+    options = parser.parse_args(arguments)
     report.machine(options.threads)
-    result = run(options, report)
+    result = measure_engine(options, report)
     show(result, report)
     report.last_line(to_json(result))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main))

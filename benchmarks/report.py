@@ -44,13 +44,6 @@ class Report:
         self.say(json.dumps(result))
 
 
-def available_threads() -> int:
-    """One for each core that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def rounded(values: dict[int, float], digits: int = 2) -> dict[str, float]:
     """As JSON has it: keys are text."""
     return {str(key): round(value, digits) for key, value in values.items()}
