@@ -16,7 +16,7 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Att
     """The partial of q [rows, num_heads, head_dim], scaled, over one dense part.
 
     k, v: [len, num_kv_heads, head_dim]; row i sees the first visible[i] tokens. The arithmetic has
-    the dtype of q.
+    the dtype of q; the result is float32.
     """
     group = q.shape[1] // k.shape[1]
     keys = k.to(q.dtype).repeat_interleave(group, dim=1)
@@ -28,9 +28,9 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Att
     maximum = torch.nn.functional.pad(scores, (1, 0), value=-torch.inf).amax(dim=-1)
     weights = torch.exp(scores - _finite(maximum)[..., None])
     return AttentionPartial(
-        acc=torch.einsum("rht,thd->rhd", weights, values).contiguous(),
-        max=maximum,
-        sum=weights.sum(dim=-1),
+        acc=torch.einsum("rht,thd->rhd", weights, values).float().contiguous(),
+        max=maximum.float(),
+        sum=weights.sum(dim=-1).float(),
     )
 
 

@@ -54,7 +54,7 @@ def test_parts_of_two_places_merge_to_plain_attention(creditor: Creditor) -> Non
     keys, values = blocks.permute(1, 0, 3, 2, 4).flatten(1, 2)
     exact = attention_reference(q.double(), keys, values, torch.full((5,), 48))
     expected = (exact.acc / exact.sum[..., None]).flatten(1)
-    assert torch.allclose(out.double(), expected, atol=1e-5)
+    assert torch.allclose(out, expected, atol=1e-5)
     channel.close()
 
 
