@@ -1,7 +1,6 @@
 """gRPC as every service uses it: channels, servers, and the error tree on the wire."""
 
 from services.common.rpc.channel import (
-    CONNECT_DEADLINE_S,
     CONTROL_DEADLINE_S,
     PROBE_DEADLINE_S,
     open_channel,
@@ -10,7 +9,6 @@ from services.common.rpc.server import new_server
 from services.common.rpc.status import error_from_rpc
 
 __all__ = [
-    "CONNECT_DEADLINE_S",
     "CONTROL_DEADLINE_S",
     "PROBE_DEADLINE_S",
     "error_from_rpc",

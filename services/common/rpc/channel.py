@@ -12,8 +12,6 @@ from services.common.rpc.options import CLIENT_OPTIONS
 PROBE_DEADLINE_S = 2.0
 #: One control-plane call: register, heartbeat, reserve, release.
 CONTROL_DEADLINE_S = 5.0
-#: Until a peer that is starting accepts its first call.
-CONNECT_DEADLINE_S = 10.0
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
