@@ -103,9 +103,14 @@ def _run_peer(peer: Peer, python: Path, task: Task, report: Report) -> Figures |
                 timeout=_RUN_DEADLINE_S, check=True,
             )  # fmt: skip
             return Figures.from_json(last_json_line(done.stdout))
-        except (subprocess.SubprocessError, ValueError) as error:
-            report.say(f"{peer.name} did not run: {error}; see {log}")
+        except (subprocess.SubprocessError, ValueError):
+            report.say(f"{peer.name} did not run: {_last_line(log)} (see {log})")
             return None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
 
 
 def _python_of(peer: Peer, cache_dir: Path, report: Report) -> Path | None:

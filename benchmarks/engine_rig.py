@@ -28,7 +28,7 @@ class EngineRig:
         self._req_ids: list[ReqId] = []
         channels = ChannelPool(_no_channel)
         scheduler, runner = build_scheduler(config, core), build_runner(config, core, channels)
-        self.engine = Engine(scheduler, runner, channels, self)
+        self.engine = Engine(scheduler, runner, channels, self, lambda: 0)
 
     def start(self, prompts: list[list[int]], max_new_tokens: int) -> None:
         self._req_ids = [ReqId(index + 1) for index in range(len(prompts))]

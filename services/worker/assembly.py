@@ -75,13 +75,19 @@ def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Work
     channels = ChannelPool(open_channel)
     streams = Streams(loop)
     scheduler, runner = build_scheduler(config, core), build_runner(config, core, channels)
-    engine = Engine(scheduler, runner, channels, streams)
+    peers = Peers(_model_name(config), storage.shape.block_bytes, config.lend_keep_free)
+    engine = Engine(
+        scheduler,
+        runner,
+        channels,
+        streams,
+        lambda: peers.free_blocks if config.pooling else 0,
+    )
     creditor.start()
     perf = measure(Profiled(model, core.kernels, storage, lender, me, geometry))
     info = _instance_info(config, model, me, storage.shape, perf)
     clients = Clients(config.gmanager_address)
-    peers = Peers(info.model, info.block_bytes, config.lend_keep_free)
-    releaser = Releaser(me, clients, config.lease_s)
+    releaser = Releaser(me, peers, clients, config.lease_s)
     mover = Mover(
         MoverParts(me, storage, engine, channels, peers, clients, open_sender,
                    releaser.release, streams.trace_of)
@@ -107,13 +113,17 @@ def _instance_info(
         incarnation=me.incarnation,
         control_address=config.advertise_address or config.listen_address,
         data_address=me.data_address,
-        model=config.model_name or Path(config.model).name,
+        model=_model_name(config),
         block_size=shape.block_size,
         num_blocks=config.num_blocks,
         block_bytes=shape.block_bytes,
         max_model_len=model.config.max_model_len,
         perf=perf,
     )
+
+
+def _model_name(config: Config) -> str:
+    return config.model_name or Path(config.model).name
 
 
 def _limits(config: Config, model: LlamaFamilyModel) -> Limits:

@@ -38,6 +38,12 @@ class ClusterPool:
         for cluster in used:
             self._runner.run(assert_no_leak(cluster))
 
+    def heal(self, cluster: LocalCluster) -> None:
+        """Starts again whatever a test has killed."""
+        for name, process in cluster.processes.items():
+            if not process.is_running:
+                self._runner.run(cluster.restart(name))
+
     def close(self) -> None:
         self._runner.run(self._stack.aclose())
         self._runner.close()
@@ -75,6 +81,8 @@ def big(cluster_pool: ClusterPool, no_leak: None) -> LocalCluster:
 
 
 @pytest.fixture
-def hurt(cluster_pool: ClusterPool, no_leak: None) -> LocalCluster:
-    """Two small instances for tests that kill a process and start it again."""
-    return cluster_pool.get(2, NUM_BLOCKS, "hurt")
+def hurt(cluster_pool: ClusterPool, no_leak: None) -> Iterator[LocalCluster]:
+    """Two small instances for tests that kill processes; whole again after each test."""
+    cluster = cluster_pool.get(2, NUM_BLOCKS, "hurt")
+    yield cluster
+    cluster_pool.heal(cluster)

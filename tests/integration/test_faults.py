@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,7 +25,7 @@ from tests.integration.test_exactness import HALF_LENT, SHORT, generate, oracle,
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.timeout(240)]
 
 #: Long enough that a fault hits the middle; its first tokens are the oracle's.
-NUM_STREAMED = 64
+NUM_STREAMED = 40
 
 
 class Stream:
@@ -36,8 +35,6 @@ class Stream:
         self._cluster = cluster
         self.tokens: list[int] = []
         self.error: InfiniteLLMError | None = None
-        self.last_progress_s = time.monotonic()
-        self.longest_silence_s = 0.0
 
     async def run(self) -> None:
         request = worker_pb2.GenerateTokensRequest(
@@ -92,7 +89,6 @@ async def test_a_killed_gmanager_does_not_disturb_a_stream(hurt: LocalCluster) -
     assert await generate(hurt, prompt_of(SHORT)) == oracle(SHORT)
     # Borrowing goes on from the last view, too.
     assert await generate(hurt, prompt_of(HALF_LENT)) == oracle(HALF_LENT)
-    await hurt.restart("gmanager")
 
 
 async def test_a_killed_redis_does_not_disturb_a_stream(hurt: LocalCluster) -> None:
@@ -101,7 +97,6 @@ async def test_a_killed_redis_does_not_disturb_a_stream(hurt: LocalCluster) -> N
         await task
     assert stream.error is None
     assert tuple(stream.tokens[:16]) == oracle(HALF_LENT)
-    await hurt.restart("redis")
 
 
 async def test_a_killed_creditor_costs_a_recomputation_or_a_clear_error(

@@ -61,11 +61,12 @@ class Engine:
         runner: Runner,
         channels: ChannelPool,
         listener: Listener,
+        remote_free_blocks: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`remote_free_blocks`: what creditors could still lend, as last heard."""
         self.snapshot = EngineSnapshot()
-        self.remote_free_blocks = 0
-        """What creditors could still lend, as last heard; written by the heartbeat."""
+        self._remote_free_blocks = remote_free_blocks
         self._scheduler = scheduler
         self._runner = runner
         self._channels = channels
@@ -130,7 +131,7 @@ class Engine:
     def _step(self) -> bool:
         """One step; False if there was nothing to run."""
         started_s = self._clock()
-        plan = self._scheduler.schedule(started_s, self.remote_free_blocks)
+        plan = self._scheduler.schedule(started_s, self._remote_free_blocks())
         outputs = plan.failed
         if plan.items:
             outputs = plan.failed + self._run(plan)

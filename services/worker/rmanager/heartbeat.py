@@ -67,11 +67,14 @@ class Heartbeat:
         clients: Clients,
         observe: Callable[[], tuple[Holdings, types_pb2.InstanceLoad]],
         on_view: Callable[[list[PeerView]], None],
+        on_away: Callable[[], None],
     ) -> None:
+        """`on_away`: the gManager stopped answering, so that the last view grows old."""
         self._info = info
         self._clients = clients
         self._observe = observe
         self._on_view = on_view
+        self._on_away = on_away
         self._report = PlacementReport(info.inst_id)
         self._period_s = _FIRST_PERIOD_S
         self._is_registered = False
@@ -87,6 +90,7 @@ class Heartbeat:
             except grpc.aio.AioRpcError as error:
                 self._report.must_be_full = True
                 if not was_away:
+                    self._on_away()
                     logger.warning("gManager away: %s %s", error.code().name, error.details())
                 was_away = True
             await asyncio.sleep(self._period_s)

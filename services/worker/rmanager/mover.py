@@ -137,6 +137,7 @@ class Mover:
             # It may have granted before the answer was lost.
             self._parts.release(order.req_id, span)
             return False
+        self._parts.peers.learn_free(creditor.inst_id, answer.free_blocks)
         if not answer.granted:
             logger.info("instance %d refused: %s", creditor.inst_id, answer.reason)
         return answer.granted

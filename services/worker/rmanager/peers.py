@@ -1,11 +1,12 @@
 """The other instances, as this rManager last heard of them. Pure.
 
-Filled from heartbeat answers; read by the mover (who could lend) and the engine (how much).
-A view may be stale: the creditor has the last word.
+Filled from heartbeat answers and from what peers say of themselves; read by the mover (who could
+lend) and, on the engine's thread, by the scheduler (how much): every change replaces the whole
+view. A view may be stale: the creditor has the last word.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.ids import Incarnation, InstId
 
@@ -44,7 +45,20 @@ class Peers:
 
     def forget(self, inst_id: InstId) -> None:
         """It did not answer; the next view says whether it is back."""
-        self._views.pop(inst_id, None)
+        self._views = {key: view for key, view in self._views.items() if key != inst_id}
+
+    def learn_free(self, inst_id: InstId, free_blocks: int) -> None:
+        """A peer said itself how much it has."""
+        view = self._views.get(inst_id)
+        if view is not None:
+            self._views = {**self._views, inst_id: replace(view, free_blocks=free_blocks)}
+
+    def doubt(self) -> None:
+        """Nobody tells us any more who has room: whoever may have some is worth asking."""
+        self._views = {
+            inst_id: replace(view, free_blocks=view.num_blocks)
+            for inst_id, view in self._views.items()
+        }
 
     @property
     def free_blocks(self) -> int:

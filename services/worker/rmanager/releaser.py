@@ -12,6 +12,7 @@ from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
 from services.worker.kvcache.block_table import RemoteSpan
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.peers import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,9 @@ class _Release:
 class Releaser:
     """Releases are idempotent and retried until the creditor's own lease would have ended them."""
 
-    def __init__(self, me: Peer, clients: Clients, lease_s: float) -> None:
+    def __init__(self, me: Peer, peers: Peers, clients: Clients, lease_s: float) -> None:
         self._me = me
+        self._peers = peers
         self._clients = clients
         self._lease_s = lease_s
         self._queue: asyncio.Queue[_Release] = asyncio.Queue()
@@ -71,7 +73,8 @@ class Releaser:
             move_id=span.move_id,
         )
         try:
-            await stub.ReleaseKvCache(request, timeout=PROBE_DEADLINE_S)
+            answer = await stub.ReleaseKvCache(request, timeout=PROBE_DEADLINE_S)
         except grpc.aio.AioRpcError:
             return False
+        self._peers.learn_free(span.inst_id, answer.free_blocks)
         return True

@@ -7,6 +7,7 @@ RManager service and the scheduler's wishes; the blocks themselves are kept by `
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -50,7 +51,9 @@ class RManager:
         self._tasks: set[asyncio.Task[int]] = set()
         self._last_tokens = (0.0, 0)
         self.is_draining = False
-        self.heartbeat = Heartbeat(parts.info, parts.clients, self._observe, self._on_view)
+        self.heartbeat = Heartbeat(
+            parts.info, parts.clients, self._observe, parts.peers.update, parts.peers.doubt
+        )
 
     @property
     def borrowable_blocks(self) -> int:
@@ -141,7 +144,7 @@ class RManager:
         self, request: worker_pb2.TryMoveKvCacheRequest
     ) -> worker_pb2.TryMoveKvCacheResponse:
         """Reserve, first come first served, or refuse; the grant is a lease on our own clock."""
-        refusal = worker_pb2.TryMoveKvCacheResponse
+        refusal = partial(worker_pb2.TryMoveKvCacheResponse, free_blocks=self._parts.pool.num_free)
         if not self._parts.is_pooling or self.is_draining:
             return refusal(reason="this instance does not lend")
         if request.dst_incarnation != self._parts.me.incarnation:
@@ -152,7 +155,11 @@ class RManager:
         )
         if grant is None:
             return refusal(reason="not enough free blocks")
-        return worker_pb2.TryMoveKvCacheResponse(granted=True, lease_s=self._parts.lender.lease_s)
+        return worker_pb2.TryMoveKvCacheResponse(
+            granted=True,
+            lease_s=self._parts.lender.lease_s,
+            free_blocks=self._parts.pool.num_free,
+        )
 
     def renew_leases(
         self, request: worker_pb2.RenewLeasesRequest
@@ -169,7 +176,9 @@ class RManager:
         owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
         move_id = MoveId(request.move_id) if request.move_id else None
         released = self._parts.lender.release(owner, ReqId(request.req_id), move_id)
-        return worker_pb2.ReleaseKvCacheResponse(released_blocks=released)
+        return worker_pb2.ReleaseKvCacheResponse(
+            released_blocks=released, free_blocks=self._parts.pool.num_free
+        )
 
     async def _expire_loop(self) -> None:
         while True:
@@ -204,8 +213,3 @@ class RManager:
         now_s = asyncio.get_running_loop().time()
         (then_s, before), self._last_tokens = self._last_tokens, (now_s, generated)
         return (generated - before) / (now_s - then_s) if then_s else 0.0
-
-    def _on_view(self, views: list[PeerView]) -> None:
-        self._parts.peers.update(views)
-        if self._parts.is_pooling:
-            self._parts.engine.remote_free_blocks = self._parts.peers.free_blocks

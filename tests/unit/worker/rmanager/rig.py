@@ -86,10 +86,16 @@ class Instance:
         self.streams = Streams(asyncio.get_running_loop())
         config = SchedulerConfig(BLOCK, 16, 8, stall_timeout_s=1.0, lend_retry_s=0.05)
         scheduler = Scheduler(config, self.pool)
-        self.engine = Engine(scheduler, self.runner, channels, self.streams)  # type: ignore[arg-type]
-        self.clients = Clients("127.0.0.1:1")  # no gManager: the last view is all there is
         self.peers = Peers("m", SHAPE.block_bytes, 1)
-        self.releaser = Releaser(self.me, self.clients, lease_s)
+        self.engine = Engine(
+            scheduler,
+            self.runner,  # type: ignore[arg-type]
+            channels,
+            self.streams,
+            lambda: self.peers.free_blocks,
+        )
+        self.clients = Clients("127.0.0.1:1")  # no gManager: the last view is all there is
+        self.releaser = Releaser(self.me, self.peers, self.clients, lease_s)
         self.mover = Mover(
             MoverParts(
                 self.me, self.storage, self.engine, channels, self.peers, self.clients,
@@ -124,7 +130,7 @@ class Instance:
 
     def meet(self, *others: "Instance") -> None:
         """Learn of others, as a heartbeat's answer would tell."""
-        self.rmanager._on_view([other.view for other in others])
+        self.peers.update([other.view for other in others])
 
     async def __aenter__(self) -> Self:
         self.creditor.start()

@@ -80,12 +80,18 @@ async def gmanager() -> AsyncIterator[tuple[ScriptedGManager, str]]:
 
 
 async def beating(
-    address: str, on_view: Callable[[list[PeerView]], None] = lambda views: None
+    address: str,
+    on_view: Callable[[list[PeerView]], None] = lambda views: None,
+    on_away: Callable[[], None] = lambda: None,
 ) -> tuple[Heartbeat, asyncio.Task[None], Clients]:
     clients = Clients(address)
     info = types_pb2.InstanceInfo(inst_id=4, incarnation=9)
     heartbeat = Heartbeat(
-        info, clients, lambda: (holding(r1o4=2), types_pb2.InstanceLoad(free_blocks=5)), on_view
+        info,
+        clients,
+        lambda: (holding(r1o4=2), types_pb2.InstanceLoad(free_blocks=5)),
+        on_view,
+        on_away,
     )
     return heartbeat, asyncio.create_task(heartbeat.run()), clients
 
@@ -147,9 +153,11 @@ async def test_the_view_of_peers_is_passed_on(gmanager: tuple[ScriptedGManager, 
 
 async def test_it_goes_on_while_the_gmanager_is_away() -> None:
     (port,) = free_ports(1)
-    _, task, clients = await beating(f"127.0.0.1:{port}")
+    times_away: list[bool] = []
+    _, task, clients = await beating(f"127.0.0.1:{port}", on_away=lambda: times_away.append(True))
     await asyncio.sleep(0.5)
     assert not task.done()
+    assert len(times_away) == 1
     scripted, revived = ScriptedGManager(), new_server()  # type: ignore[abstract]
     gmanager_pb2_grpc.add_GManagerServicer_to_server(scripted, revived)
     assert revived.add_insecure_port(f"127.0.0.1:{port}") == port

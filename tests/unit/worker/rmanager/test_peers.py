@@ -45,3 +45,17 @@ def test_a_silent_peer_is_left_out_until_the_next_view() -> None:
     assert peers.get(InstId(2)) is None
     peers.update([VIEW])
     assert peers.get(InstId(2)) == VIEW
+
+
+def test_what_a_peer_says_of_itself_replaces_the_view() -> None:
+    peers = peers_of(VIEW)
+    peers.learn_free(InstId(2), 3)
+    assert peers.free_blocks == 2
+    peers.learn_free(InstId(9), 3)  # nobody we know
+    assert peers.free_blocks == 2
+
+
+def test_without_news_everybody_is_worth_asking() -> None:
+    peers = peers_of(replace(VIEW, free_blocks=0))
+    peers.doubt()
+    assert peers.free_blocks == 9
