@@ -6,6 +6,7 @@ Each runs alone, one after the other, on the same cores with as many threads, on
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -41,10 +42,11 @@ def main(arguments: list[str]) -> None:
     ours = _run_ours(options)
     runs: dict[str, Figures | None] = {OURS: Figures.from_json(json.dumps(ours))}
     for peer, python in pythons.items():
-        for dtype in peer.dtypes:
-            name = f"{peer.name} {dtype}".rstrip()
-            task = Task(folder, dtype, options.threads, workload)
-            runs[name] = _run_peer(peer, python, task, report) if python else None
+        for variant in peer.variants:
+            task = Task(folder, variant, options.threads, workload)
+            runs[f"{peer.name} {variant}"] = (
+                _run_peer(peer, python, task, report) if python else None
+            )
     report.machine(options.threads)
     _show(runs, report)
     report.last_line(ratios(runs, ours["step_over_weight_read_at_batch_1"]))
@@ -70,7 +72,7 @@ def _prefill(figures: Figures) -> dict[int, float]:
 
 
 def _over(runs: Runs, peer: Peer, rates_of: RatesOf) -> dict[str, float | None]:
-    """Against the faster of the peer's types, figure by figure."""
+    """Against the fastest of the peer's variants, figure by figure."""
     peers = [rates_of(f) for name, f in runs.items() if f and name.split()[0] == peer.name]
     return {
         str(key): round(rate / max(rates[key] for rates in peers), 2) if peers else None
@@ -93,8 +95,9 @@ def _run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_peer(peer: Peer, python: Path, task: Task, report: Report) -> Figures | None:
-    report.say(f"running {peer.name} {task.dtype}".rstrip())
-    log = python.parent.parent / f"run{task.dtype}.log"
+    name = f"{peer.name} {task.variant}"
+    report.say(f"running {name}")
+    log = python.parent.parent / f"run-{task.variant}.log"
     command = [str(python), "-m", peer.script, *task.arguments()]
     with log.open("w", encoding="utf-8") as errors:
         try:
@@ -103,14 +106,18 @@ def _run_peer(peer: Peer, python: Path, task: Task, report: Report) -> Figures |
                 timeout=_RUN_DEADLINE_S, check=True,
             )  # fmt: skip
             return Figures.from_json(last_json_line(done.stdout))
-        except (subprocess.SubprocessError, ValueError):
-            report.say(f"{peer.name} did not run: {_last_line(log)} (see {log})")
+        except (subprocess.SubprocessError, ValueError) as error:
+            report.say(f"{name} did not run: {_reason(error, log)} (see {log})")
             return None
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
+def _reason(error: Exception, log: Path) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took over {_RUN_DEADLINE_S:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:
+        return f"killed by {signal.Signals(-error.returncode).name}"
+    lines = reversed(log.read_text(encoding="utf-8").splitlines())
+    return next((line for line in lines if line.strip()), str(error))
 
 
 def _python_of(peer: Peer, cache_dir: Path, report: Report) -> Path | None:

@@ -22,8 +22,8 @@ class Peer:
     name: str
     script: str
     """The module that runs in the peer's environment."""
-    dtypes: tuple[str, ...]
-    """To be tried, the faster counts."""
+    variants: tuple[str, ...]
+    """Ways to run it that the script knows; the fastest counts."""
     unwanted: tuple[str, ...] = ()
     """Packages that pip brings along but that break the peer."""
 
@@ -39,7 +39,13 @@ VLLM = Peer(
     # Built for another torch than vLLM's: with them its imports fail, without them they do not.
     unwanted=("torchvision", "torchaudio", "torchcodec"),
 )
-LLAMACPP = Peer("llamacpp", "benchmarks.peers.run_llamacpp", ("",))
+LLAMACPP = Peer(
+    "llamacpp",
+    "benchmarks.peers.run_llamacpp",
+    # Weights laid out anew for what the CPU has (AMX among it), or as they are in the file. The
+    # former is killed by an illegal instruction where some compilers meet AMX.
+    ("repacked", "plain"),
+)
 
 
 def ensure(peer: Peer, cache_dir: Path, say: Callable[[str], None]) -> Path:

@@ -19,9 +19,9 @@ class LlamaCpp:
 
     def __init__(self, task: Task) -> None:
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(find_gguf()).encode(), llama_cpp.llama_model_default_params()
-        )
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = task.variant == "repacked"
+        self._model = llama_cpp.llama_model_load_from_file(str(find_gguf()).encode(), params)
         self._vocab_size = task.workload.vocab_size
         # Built beforehand: making a context is no part of what a request costs.
         self._contexts = {

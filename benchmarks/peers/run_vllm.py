@@ -23,7 +23,7 @@ class Vllm:
 
         self._engine = LLM(
             model=str(task.model),
-            dtype=task.dtype,
+            dtype=task.variant,
             max_model_len=task.workload.max_sequence_tokens,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,

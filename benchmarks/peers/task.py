@@ -12,15 +12,15 @@ from benchmarks.workload import Figures, Workload
 class Task:
     model: Path
     """The folder of the converted model."""
-    dtype: str
-    """Of the weights; empty where the peer's own file says it."""
+    variant: str
+    """One of the peer's own ways to run it."""
     num_threads: int
     workload: Workload
 
     def arguments(self) -> list[str]:
         return [
             f"--model={self.model}",
-            f"--dtype={self.dtype}",
+            f"--variant={self.variant}",
             f"--threads={self.num_threads}",
             f"--workload={self.workload.to_json()}",
         ]
@@ -29,11 +29,11 @@ class Task:
     def from_arguments(cls, arguments: list[str]) -> Self:
         parser = argparse.ArgumentParser()
         parser.add_argument("--model", type=Path, required=True)
-        parser.add_argument("--dtype", default="")
+        parser.add_argument("--variant", required=True)
         parser.add_argument("--threads", type=int, required=True)
         parser.add_argument("--workload", type=Workload.from_json, required=True)
         parsed = parser.parse_args(arguments)
-        return cls(parsed.model, parsed.dtype, parsed.threads, parsed.workload)
+        return cls(parsed.model, parsed.variant, parsed.threads, parsed.workload)
 
 
 def answer(figures: Figures) -> None:

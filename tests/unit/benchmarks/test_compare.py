@@ -14,7 +14,7 @@ def test_ratios_are_against_the_faster_type_figure_by_figure() -> None:
         "ours": _OURS,
         "vllm float32": Figures({1: 0.03, 8: 0.03}, {512: 4.0}),
         "vllm bfloat16": Figures({1: 0.02, 8: 0.06}, {512: 0.5}),
-        "llamacpp": Figures({1: 0.005, 8: 0.02}, {512: 2.0}),
+        "llamacpp plain": Figures({1: 0.005, 8: 0.02}, {512: 2.0}),
     }
     assert ratios(runs, 1.25) == {
         "decode_over_vllm": {"1": 2.0, "8": 1.5},
@@ -26,7 +26,7 @@ def test_ratios_are_against_the_faster_type_figure_by_figure() -> None:
 
 
 def test_a_peer_that_did_not_run_has_null_ratios() -> None:
-    runs = {"ours": _OURS, "vllm float32": None, "vllm bfloat16": None, "llamacpp": _OURS}
+    runs = {"ours": _OURS, "vllm float32": None, "vllm bfloat16": None, "llamacpp plain": _OURS}
     result = ratios(runs, 1.0)
     assert result["decode_over_vllm"] == {"1": None, "8": None}
     assert result["prefill_over_vllm"] == {"512": None}
