@@ -59,9 +59,13 @@ async def running_cluster(spec: ClusterSpec) -> AsyncIterator[LocalCluster]:
 
 async def assert_no_leak(cluster: LocalCluster) -> None:
     """Every pool is full again, nothing is lent or borrowed, and the map has no rows."""
-    view = await cluster.wait_view(is_idle, RELEASE_DEADLINE_S)
-    assert len(view.instances) == cluster.spec.num_instances, describe(view)
-    assert is_idle(view), describe(view)
+    num_instances = cluster.spec.num_instances
+
+    def is_whole(view: ClusterView) -> bool:
+        return len(view.instances) == num_instances and is_idle(view)
+
+    view = await cluster.wait_view(is_whole, RELEASE_DEADLINE_S)
+    assert is_whole(view), describe(view)
 
 
 def describe(view: ClusterView) -> str:
