@@ -56,7 +56,7 @@ class EngineRig:
     def finish(self) -> None:
         def abort(scheduler: Scheduler) -> None:
             for req_id in self._req_ids:
-                scheduler.abort(req_id)
+                scheduler.abort(req_id, time.monotonic())
 
         self.engine.call(abort).result(_STEP_DEADLINE_S)
         while not self._outputs.empty():
@@ -70,7 +70,7 @@ class EngineRig:
     def on_moves(self, orders: list[MoveOrder]) -> None:
         raise InternalError("there is nobody to lend blocks to")
 
-    def on_released(self, released: list[tuple[ReqId, RemoteSpan]]) -> None:
+    def on_released(self, released: list[RemoteSpan]) -> None:
         raise InternalError("there is nobody who lent blocks")
 
 

@@ -30,6 +30,10 @@ class Config:
     """The token budget of one step, prefill and decode together."""
     max_running: int = 64
     max_waiting: int = 256
+    prefix_caching: bool = True
+    """Requests that begin with the same tokens share the blocks of their beginning."""
+    keep_remote_prefix_s: float = 5.0
+    """How long a prefix that lies on a creditor outlives its last user."""
     pooling: bool = True
     """False: never lend, never borrow."""
     lend_keep_free: int = 1

@@ -15,6 +15,7 @@ from services.worker.config import Config
 from services.worker.engine.attention import ChannelPool, DistAttention
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.models.llama import LlamaFamilyModel
@@ -51,7 +52,8 @@ def build_scheduler(config: Config, core: Core) -> Scheduler:
         stall_timeout_s=config.stall_timeout_s,
         queue_timeout_s=config.queue_timeout_s,
     )
-    return Scheduler(limits, core.pool)
+    blocks = SequenceBlocks(core.pool, config.keep_remote_prefix_s, config.prefix_caching)
+    return Scheduler(limits, blocks)
 
 
 def build_runner(config: Config, core: Core, channels: ChannelPool) -> Runner:

@@ -25,7 +25,9 @@ class WorkerCollector(Collector):
             "infinite_llm_worker_kv_blocks", "KV blocks of this instance by use", labels=["use"]
         )
         own = self._pool.num_blocks - self._pool.num_free - lent
-        for use, count in (("free", self._pool.num_free), ("own", own), ("lent", lent)):
+        free, cached = self._pool.num_free, self._pool.num_cached
+        uses = {"free": free - cached, "cached": cached, "own": own, "lent": lent}
+        for use, count in uses.items():
             blocks.add_metric([use], count)
         yield blocks
         gauges = {
@@ -39,6 +41,8 @@ class WorkerCollector(Collector):
         counters = {
             "generated_tokens": (snapshot.generated_tokens, "Tokens sampled"),
             "steps": (snapshot.steps, "Steps run"),
+            "prefix_cache_asked_tokens": (snapshot.cache_asked_tokens, "Prompt tokens looked up"),
+            "prefix_cache_hit_tokens": (snapshot.cache_hit_tokens, "Prompt tokens found computed"),
             "preemptions": (snapshot.preemptions, "Sequences that gave their blocks up"),
             "moved_blocks": (self._mover.moved_blocks, "Blocks moved to creditors"),
             "refused_moves": (self._mover.refused_moves, "Moves that no creditor took"),

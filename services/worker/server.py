@@ -77,7 +77,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.AbortRequest, context: Context
     ) -> worker_pb2.AbortResponse:
         req_id = ReqId(request.req_id)
-        if await asyncio.wrap_future(self._engine.call(lambda s: s.abort(req_id))):
+        aborting = self._engine.call(lambda s: s.abort(req_id, time.monotonic()))
+        if await asyncio.wrap_future(aborting):
             ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
             self._streams.on_outputs([ended])
         return worker_pb2.AbortResponse()
@@ -88,7 +89,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         await asyncio.wrap_future(self._engine.call(lambda s: s.add(request, time.monotonic())))
 
     def _abort(self, req_id: ReqId) -> None:
-        self._engine.call(lambda s: s.abort(req_id))
+        self._engine.call(lambda s: s.abort(req_id, time.monotonic()))
 
     def _check(self, request: worker_pb2.GenerateTokensRequest) -> Request:
         limits, prompt = self._limits, tuple(request.prompt_token_ids)
@@ -112,6 +113,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             request.max_tokens,
             _sampling(request.sampling),
             ends if request.ignore_eos else ends | limits.eos_token_ids,
+            request.priority,
+            request.cache_salt,
         )
 
     def _capacity_tokens(self) -> int:
@@ -161,4 +164,8 @@ def _response(output: SequenceOutput) -> worker_pb2.GenerateTokensResponse:
     reason = worker_pb2.FINISH_REASON_UNSPECIFIED
     if output.finish_reason is not None:
         reason = _FINISH[output.finish_reason]
-    return worker_pb2.GenerateTokensResponse(token_ids=output.token_ids, finish_reason=reason)
+    return worker_pb2.GenerateTokensResponse(
+        token_ids=output.token_ids,
+        finish_reason=reason,
+        cached_tokens=output.num_cached_tokens,
+    )

@@ -26,7 +26,7 @@ class Streams:
         self._queues: dict[ReqId, TokenQueue] = {}
         self._traces: dict[ReqId, trace_context.Context] = {}
         self.start_moves: Callable[[list[MoveOrder]], None] = _nowhere
-        self.release: Callable[[ReqId, RemoteSpan], None] = _nowhere
+        self.release: Callable[[RemoteSpan], None] = _nowhere
 
     @contextlib.contextmanager
     def open(self, req_id: ReqId) -> Iterator[TokenQueue]:
@@ -59,7 +59,7 @@ class Streams:
     def on_moves(self, orders: list[MoveOrder]) -> None:
         self._loop.call_soon_threadsafe(self.start_moves, orders)
 
-    def on_released(self, released: list[tuple[ReqId, RemoteSpan]]) -> None:
+    def on_released(self, released: list[RemoteSpan]) -> None:
         self._loop.call_soon_threadsafe(self._release_all, released)
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
@@ -68,9 +68,9 @@ class Streams:
             if queue is not None:  # its caller may have left
                 queue.put_nowait(output)
 
-    def _release_all(self, released: list[tuple[ReqId, RemoteSpan]]) -> None:
-        for req_id, span in released:
-            self.release(req_id, span)
+    def _release_all(self, released: list[RemoteSpan]) -> None:
+        for span in released:
+            self.release(span)
 
 
 def _nowhere(*_: object) -> None:

@@ -208,7 +208,7 @@ class _Session:
     def _open(self, part: RemotePart) -> LentPart:
         owner = self._hello
         return self._serving.lender.open_part(
-            owner.owner_inst_id, owner.owner_incarnation, part.req_id, part.move_ids
+            owner.owner_inst_id, owner.owner_incarnation, part.move_ids
         )
 
     def _paged_rows(self, wanted: Sequence[RemotePart], parts: Sequence[LentPart]) -> PagedRows:

@@ -5,7 +5,7 @@ Called by the connection threads, many at once.
 
 from typing import Protocol
 
-from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.common.ids import Incarnation, InstId, MoveId
 from services.worker.kvcache.lending import LentPart
 
 
@@ -20,7 +20,6 @@ class Lender(Protocol):
         self,
         owner_inst_id: InstId,
         owner_incarnation: Incarnation,
-        req_id: ReqId,
         move_ids: tuple[MoveId, ...],
     ) -> LentPart:
         """Looks the part up. Raises PartLost."""

@@ -37,6 +37,9 @@ class EngineSnapshot:
     generated_tokens: int = 0
     """Since the start of the process."""
     preemptions: int = 0
+    cache_asked_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache, and those found; since the start."""
+    cache_hit_tokens: int = 0
     steps: int = 0
     step_s: float = 0.0
     local_blocks: dict[ReqId, int] = field(default_factory=dict)
@@ -49,7 +52,7 @@ class Listener(Protocol):
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None: ...
     def on_moves(self, orders: list[MoveOrder]) -> None: ...
-    def on_released(self, released: list[tuple[ReqId, RemoteSpan]]) -> None: ...
+    def on_released(self, released: list[RemoteSpan]) -> None: ...
 
 
 class Engine:
@@ -109,7 +112,7 @@ class Engine:
 
         def lose(scheduler: Scheduler) -> int:
             self._channels.drop(inst_id)
-            return scheduler.lose_parts(inst_id, req_ids)
+            return scheduler.lose_parts(inst_id, self._clock(), req_ids)
 
         return self.call(lose)
 
@@ -144,7 +147,7 @@ class Engine:
         except PartLost as error:
             logger.warning("recomputing what was lent: %s", error)
             self._channels.drop(error.inst_id)
-            self._scheduler.lose_parts(error.inst_id)
+            self._scheduler.lose_parts(error.inst_id, self._clock())
             return []
         except Exception as error:
             logger.exception("step failed; its requests end with an error")
@@ -153,14 +156,16 @@ class Engine:
 
     def _fail(self, plan: Schedule, error: InternalError) -> list[SequenceOutput]:
         req_ids = [item.sequence.req_id for item in plan.items]
-        return [SequenceOutput(r, error=error) for r in req_ids if self._scheduler.abort(r)]
+        now_s = self._clock()
+        return [SequenceOutput(r, error=error) for r in req_ids if self._scheduler.abort(r, now_s)]
 
     def _fail_all(self, error: ServerError) -> None:
         self._empty_inbox(wait_s=0.0)
         sequences = [*self._scheduler.running, *self._scheduler.waiting]
         outputs = [SequenceOutput(sequence.req_id, error=error) for sequence in sequences]
         for sequence in sequences:
-            self._scheduler.abort(sequence.req_id)
+            self._scheduler.abort(sequence.req_id, self._clock())
+        self._scheduler.blocks.drop_idle_remote()
         self._publish(Schedule(), outputs, self._clock())
 
     def _publish(self, plan: Schedule, outputs: list[SequenceOutput], started_s: float) -> None:
@@ -169,7 +174,7 @@ class Engine:
             self._listener.on_outputs(outputs)
         if plan.moves:
             self._listener.on_moves(plan.moves)
-        released = self._scheduler.take_released()
+        released = self._scheduler.blocks.take_released()
         if released:
             self._listener.on_released(released)
 
@@ -178,20 +183,22 @@ class Engine:
     ) -> EngineSnapshot:
         last, running = self.snapshot, self._scheduler.running
         creditors: dict[Creditor, set[ReqId]] = {}
-        for sequence in running:
-            for span in sequence.table.remote:
-                creditor = (span.inst_id, span.incarnation)
-                creditors.setdefault(creditor, set()).add(sequence.req_id)
+        spans = self._scheduler.blocks.remote_spans
+        for span in spans:
+            creditors.setdefault((span.inst_id, span.incarnation), set()).add(span.req_id)
+        counts = self._scheduler.blocks.counts
         return EngineSnapshot(
             num_running=len(running),
             num_waiting=len(self._scheduler.waiting),
             waiting_blocks=sum(
                 seq.table.blocks_to_reach(seq.num_tokens + 1) for seq in self._scheduler.waiting
             ),
-            borrowed_blocks=sum(seq.table.num_remote_blocks for seq in running),
+            borrowed_blocks=sum(span.num_blocks for span in spans),
             running_tokens=sum(seq.num_computed for seq in running),
             generated_tokens=last.generated_tokens + sum(len(o.token_ids) for o in outputs),
             preemptions=last.preemptions + plan.num_preempted,
+            cache_asked_tokens=counts.asked_tokens,
+            cache_hit_tokens=counts.hit_tokens,
             steps=last.steps + (1 if plan.items else 0),
             step_s=self._clock() - started_s if plan.items else last.step_s,
             local_blocks={seq.req_id: len(seq.table.local) for seq in running if seq.table.local},

@@ -1,9 +1,11 @@
 """Which sequences run in the next step, with how many tokens. Pure: no clock, no I/O.
 
 One token budget serves prefill and decode alike: every sequence simply catches up with the tokens
-it knows. When blocks run out the order of relief is: lend blocks of the longest sequence, preempt
-the youngest, and in the end let the sequence that cannot go on give way. The oldest has first
-claim, so at least one sequence always progresses. Called by the engine once per step.
+it knows. Those that decode come first, so that a long prompt never holds them up by more than the
+rest of one budget. When blocks run out the order of relief is: cached prefixes (the pool does that
+by itself), lend blocks of the longest sequence, preempt the lowest in rank, and in the end let the
+sequence that cannot go on give way. The highest in rank has first claim on memory, so at least one
+sequence always progresses. Called by the engine once per step.
 """
 
 from bisect import insort
@@ -21,7 +23,7 @@ from services.worker.engine.sequence import (
     Sequence,
     SequenceOutput,
 )
-from services.worker.kvcache.block_pool import BlockPool
+from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_table import RemoteSpan
 
 
@@ -41,21 +43,21 @@ class SchedulerConfig:
     queue_timeout_s: float = 60.0
 
 
-def _age(sequence: Sequence) -> int:
-    return sequence.arrival
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
 
 
 class Scheduler:
-    """Owns the waiting and running sequences and their blocks in `pool`."""
+    """Owns the waiting and running sequences; their blocks are kept by `blocks`."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: SequenceBlocks) -> None:
         self.config = config
+        self.blocks = blocks
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._pool = pool
         self._num_arrived = 0
         self._lend_not_before_s = 0.0
-        self._released: list[tuple[ReqId, RemoteSpan]] = []
+        self._is_admission_held = False
 
     # -- arrivals and departures ------------------------------------------------------------------
 
@@ -65,14 +67,14 @@ class Scheduler:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already")
         self._num_arrived += 1
         sequence = Sequence.of(request, self._num_arrived, self.config.block_size, now_s)
-        insort(self.waiting, sequence, key=_age)
+        insort(self.waiting, sequence, key=_rank)
 
-    def abort(self, req_id: ReqId) -> bool:
+    def abort(self, req_id: ReqId, now_s: float) -> bool:
         """Forget the request and free everything it holds; False if it is not here (any more)."""
         sequence = self.find(req_id)
         if sequence is None:
             return False
-        self._drop(sequence)
+        self._drop(sequence, now_s)
         return True
 
     def find(self, req_id: ReqId) -> Sequence | None:
@@ -81,17 +83,13 @@ class Scheduler:
                 return sequence
         return None
 
-    def take_released(self) -> list[tuple[ReqId, RemoteSpan]]:
-        """Spans that no sequence uses any more; the caller tells their creditors."""
-        released, self._released = self._released, []
-        return released
-
     # -- one step ---------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, remote_free_blocks: int) -> Schedule:
         """Plan one step. `remote_free_blocks`: what creditors could still lend, as last heard."""
         plan = Schedule()
         can_lend = remote_free_blocks > 0 and now_s >= self._lend_not_before_s
+        self.blocks.expire_remote(now_s)
         self._run_running(plan, now_s, can_lend)
         if plan.num_preempted == 0:
             self._admit(plan, now_s, remote_free_blocks)
@@ -109,62 +107,71 @@ class Scheduler:
             sequence = item.sequence
             sequence.num_computed += item.num_tokens
             sequence.waiting_since_s = now_s
+            self.blocks.name_full_blocks(sequence)
             token_id = sampled.get(sequence.req_id)
-            if token_id is None:
-                continue
-            sequence.token_ids.append(token_id)
-            reason = sequence.finish_reason_after(token_id)
-            if reason is not None:
-                self._drop(sequence)
-            # A stop token ends the answer and is not part of it.
-            tokens = () if reason is FinishReason.STOP else (token_id,)
-            outputs.append(SequenceOutput(sequence.req_id, tokens, reason))
+            if token_id is not None:
+                outputs.append(self._append(sequence, token_id, now_s))
         return outputs
 
+    def _append(self, sequence: Sequence, token_id: int, now_s: float) -> SequenceOutput:
+        sequence.token_ids.append(token_id)
+        reason = sequence.finish_reason_after(token_id)
+        if reason is not None:
+            self._drop(sequence, now_s)
+        # A stop token ends the answer and is not part of it.
+        tokens = () if reason is FinishReason.STOP else (token_id,)
+        is_first = sequence.num_output_tokens == 1
+        num_cached = (sequence.num_cached_tokens or 0) if is_first else 0
+        return SequenceOutput(sequence.req_id, tokens, reason, num_cached_tokens=num_cached)
+
     def _run_running(self, plan: Schedule, now_s: float, can_lend: bool) -> None:
-        budget = self.config.max_batched_tokens
-        for sequence in list(self.running):
-            if budget == 0:
-                break
+        in_order = sorted(self.running, key=lambda seq: (seq.num_uncomputed > 1, seq.rank))
+        for sequence in in_order:
             if sequence not in self.running:
-                continue  # preempted for an older one a moment ago
-            num_tokens = self._grow(sequence, min(sequence.num_uncomputed, budget))
-            while num_tokens == 0 and self._preempt_for(sequence, plan, can_lend):
-                num_tokens = self._grow(sequence, min(sequence.num_uncomputed, budget))
+                continue  # preempted a moment ago
+            wanted = min(sequence.num_uncomputed, self._share_of(plan))
+            if wanted == 0:
+                continue
+            num_tokens = self.blocks.grow(sequence, wanted)
+            while num_tokens == 0 and self._preempt_for(sequence, plan, can_lend, now_s):
+                num_tokens = self.blocks.grow(sequence, wanted)
             if num_tokens > 0:
                 plan.items.append(ScheduledSequence(sequence, num_tokens))
-                budget -= num_tokens
             elif now_s - sequence.waiting_since_s > self.config.stall_timeout_s:
                 self._give_way(sequence, plan, now_s)
 
-    def _grow(self, sequence: Sequence, wanted: int) -> int:
-        """Allocate for `wanted` more tokens, or what there is; returns the tokens that fit."""
-        table = sequence.table
-        needed = table.blocks_to_reach(sequence.num_computed + wanted)
-        blocks = None
-        while needed > 0 and blocks is None:
-            needed = min(needed, self._pool.num_free)
-            blocks = self._pool.try_allocate(needed)
-        table.append(blocks or ())
-        return min(wanted, table.num_blocks * self.config.block_size - sequence.num_computed)
+    def _share_of(self, plan: Schedule) -> int:
+        """Tokens that the next sequence may take: half the rest while others want some, too.
 
-    def _preempt_for(self, sequence: Sequence, plan: Schedule, can_lend: bool) -> bool:
-        """Free the youngest's blocks for an older one, if nothing milder is possible."""
+        So a short prompt behind a long one starts at once, and the long one still goes on.
+        """
+        left = self.config.max_batched_tokens - plan.num_tokens
+        started = {item.sequence.req_id for item in plan.items}
+        num_others = sum(seq.req_id not in started for seq in self.running) + len(self.waiting)
+        return left if num_others <= 1 else -(-left // 2)
+
+    def _preempt_for(
+        self, sequence: Sequence, plan: Schedule, can_lend: bool, now_s: float
+    ) -> bool:
+        """Free the lowest in rank for a higher one, if nothing milder is possible."""
         if any(other.is_moving for other in self.running):
             return False
         if can_lend and self._longest_movable() is not None:
             return False
-        youngest = self.running[-1]
-        if youngest is sequence:
+        lowest = self.running[-1]
+        if lowest is sequence:
             return False
-        self._preempt(youngest)
-        plan.num_preempted += 1
+        self._preempt(lowest, plan, now_s)
+        # Whoever was preempted comes back when somebody has finished: not into the same shortage.
+        self._is_admission_held = True
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._give_up_blocks(sequence)
+    def _preempt(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
+        self.blocks.give_up(sequence, now_s, keep_remote=False)
         self.running.remove(sequence)
-        insort(self.waiting, sequence, key=_age)
+        insort(self.waiting, sequence, key=_rank)
+        plan.items = [item for item in plan.items if item.sequence is not sequence]
+        plan.num_preempted += 1
 
     def _give_way(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
         """Nothing here can help: hand the blocks back, so that no two wait in a circle."""
@@ -172,33 +179,37 @@ class Scheduler:
         if sequence.num_stalls > self.config.max_stalls:
             error = Overloaded("the cluster has no KV memory left for this request")
             plan.failed.append(SequenceOutput(sequence.req_id, error=error))
-            self._drop(sequence)
+            self._drop(sequence, now_s)
             return
-        self._preempt(sequence)
-        plan.num_preempted += 1
+        self._preempt(sequence, plan, now_s)
         sequence.waiting_since_s = now_s
 
     # -- admission --------------------------------------------------------------------------------
 
     def _admit(self, plan: Schedule, now_s: float, remote_free_blocks: int) -> None:
-        """In age order, while the whole known sequence fits in what can be had."""
-        budget = self.config.max_batched_tokens - plan.num_tokens
-        available = self._pool.num_free + remote_free_blocks - self._promised_blocks()
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
+        """In order of rank, while the whole known sequence fits in what can be had."""
+        self._is_admission_held = self._is_admission_held and bool(self.running)
+        while (
+            self.waiting
+            and not self._is_admission_held
+            and len(self.running) < self.config.max_running
+            and plan.num_tokens < self.config.max_batched_tokens
+        ):
             sequence = self.waiting[0]
+            self.blocks.attach_prefix(sequence)
             needed = sequence.table.blocks_to_reach(sequence.num_tokens + 1)
             # One spare block for each running sequence, or the newcomer is preempted at once.
-            if needed > available - (len(self.running) if self.running else 0):
-                return
-            num_tokens = self._grow(sequence, min(sequence.num_uncomputed, budget))
+            spare = self._promised_blocks() + len(self.running)
+            wanted = min(sequence.num_uncomputed, self._share_of(plan))
+            fits = needed <= self.blocks.pool.num_free + remote_free_blocks - spare
+            num_tokens = self.blocks.grow(sequence, wanted) if fits else 0
             if num_tokens == 0:
+                self.blocks.give_up(sequence, now_s, keep_remote=True)
                 return
             self.waiting.pop(0)
-            insort(self.running, sequence, key=_age)
+            insort(self.running, sequence, key=_rank)
             sequence.waiting_since_s = now_s
             plan.items.append(ScheduledSequence(sequence, num_tokens))
-            budget -= num_tokens
-            available -= needed
 
     def _promised_blocks(self) -> int:
         """Blocks that sequences already admitted still need for the tokens they know."""
@@ -209,7 +220,7 @@ class Scheduler:
             if now_s - sequence.waiting_since_s > self.config.queue_timeout_s:
                 error = Overloaded("no KV memory became free in time")
                 plan.failed.append(SequenceOutput(sequence.req_id, error=error))
-                self._drop(sequence)
+                self._drop(sequence, now_s)
 
     # -- lending ----------------------------------------------------------------------------------
 
@@ -219,8 +230,7 @@ class Scheduler:
         if sequence is None or sequence.num_movable_blocks == 0 or num_blocks < 1:
             return None
         count = min(num_blocks, sequence.num_movable_blocks, self.config.max_move_blocks)
-        sequence.is_moving = True
-        return MoveOrder(req_id, sequence.epoch, tuple(sequence.table.local[:count]))
+        return self.blocks.order_move(sequence, count)
 
     def commit_move(self, order: MoveOrder, span: RemoteSpan) -> bool:
         """Between two steps: the creditor's copy becomes the truth and the local blocks are free.
@@ -230,7 +240,7 @@ class Scheduler:
         sequence = self.find(order.req_id)
         if sequence is None or sequence.epoch != order.epoch:
             return False
-        self._pool.free(sequence.table.commit_move(span))
+        self.blocks.commit_move(sequence, span)
         return True
 
     def end_move(self, order: MoveOrder, was_refused: bool, now_s: float) -> None:
@@ -240,18 +250,24 @@ class Scheduler:
             sequence.is_moving = False
         if was_refused:
             self._lend_not_before_s = now_s + self.config.lend_retry_s
+            self.blocks.drop_idle_remote()
 
-    def lose_parts(self, inst_id: InstId, req_ids: Iterable[ReqId] | None = None) -> int:
-        """Recompute the sequences (all, or those named) with blocks on `inst_id`; how many."""
+    def lose_parts(
+        self, inst_id: InstId, now_s: float, req_ids: Iterable[ReqId] | None = None
+    ) -> int:
+        """Recompute the sequences with blocks on `inst_id` (of these moves' requests); how many."""
         wanted = None if req_ids is None else set(req_ids)
         lost = [
             sequence
             for sequence in self.running
-            if any(span.inst_id == inst_id for span in sequence.table.remote)
-            and (wanted is None or sequence.req_id in wanted)
+            if any(
+                span.inst_id == inst_id and (wanted is None or span.req_id in wanted)
+                for span in sequence.table.remote
+            )
         ]
+        self.blocks.lose(inst_id)
         for sequence in lost:
-            self._preempt(sequence)
+            self._preempt(sequence, Schedule(), now_s)
         return len(lost)
 
     def _lend_ahead(self, plan: Schedule) -> None:
@@ -260,7 +276,7 @@ class Scheduler:
             seq.table.blocks_to_reach(seq.num_tokens + self.config.block_size)
             for seq in self.running
         )
-        deficit = growth - self._pool.num_free
+        deficit = growth - self.blocks.pool.num_free
         sequence = self._longest_movable()
         if deficit <= 0 or sequence is None or any(seq.is_moving for seq in self.running):
             return
@@ -273,17 +289,8 @@ class Scheduler:
         movable = [seq for seq in self.running if seq.num_movable_blocks > 0]
         return max(movable, key=lambda seq: seq.num_movable_blocks, default=None)
 
-    # -- blocks -----------------------------------------------------------------------------------
-
-    def _drop(self, sequence: Sequence) -> None:
-        self._give_up_blocks(sequence)
+    def _drop(self, sequence: Sequence, now_s: float) -> None:
+        self.blocks.give_up(sequence, now_s, keep_remote=True)
         queue = self.running if sequence in self.running else self.waiting
         queue.remove(sequence)
-
-    def _give_up_blocks(self, sequence: Sequence) -> None:
-        local, remote = sequence.table.clear()
-        self._pool.free(local)
-        self._released.extend((sequence.req_id, span) for span in remote)
-        sequence.num_computed = 0
-        sequence.epoch += 1
-        sequence.is_moving = False
+        self._is_admission_held = False

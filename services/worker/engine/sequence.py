@@ -5,6 +5,7 @@ from enum import Enum
 
 from services.common.errors import InfiniteLLMError
 from services.common.ids import ReqId
+from services.worker.kvcache.block_hash import BlockHash, extend_hashes, root_hash
 from services.worker.kvcache.block_table import BlockTable
 
 
@@ -33,6 +34,10 @@ class Request:
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    """Smaller goes first; equals go by age."""
+    cache_salt: str = ""
+    """Only requests with the same salt share cached prefixes."""
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -55,16 +60,29 @@ class Sequence:
     waiting_since_s: float = 0.0
     """When it last joined the queue, or last made progress while running."""
     num_stalls: int = 0
+    hashes: list[BlockHash] = field(default_factory=list)
+    """Of the full blocks of `token_ids`, as far as they were needed."""
+    num_named: int = 0
+    """Blocks, from the first, that the pool or a creditor holds under their hash."""
+    root_hash: BlockHash = field(default_factory=root_hash)
+    num_cached_tokens: int | None = None
+    """Prompt tokens that were found computed when it was first admitted."""
 
     @classmethod
     def of(cls, request: Request, arrival: int, block_size: int, now_s: float) -> "Sequence":
         table = BlockTable(block_size)
         tokens = list(request.prompt_token_ids)
-        return cls(request, arrival, table, tokens, waiting_since_s=now_s)
+        root = root_hash(request.cache_salt)
+        return cls(request, arrival, table, tokens, waiting_since_s=now_s, root_hash=root)
 
     @property
     def req_id(self) -> ReqId:
         return self.request.req_id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: smaller does."""
+        return (self.request.priority, self.arrival)
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +99,12 @@ class Sequence:
     @property
     def num_movable_blocks(self) -> int:
         return 0 if self.is_moving else self.table.num_movable(self.num_computed)
+
+    def hash_full_blocks(self, num_tokens: int) -> None:
+        """Name the full blocks of the first `num_tokens` tokens."""
+        extend_hashes(
+            self.hashes, self.root_hash, self.token_ids, num_tokens, self.table.block_size
+        )
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Whether the token just appended ends the sequence."""
@@ -99,6 +123,8 @@ class SequenceOutput:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: InfiniteLLMError | None = None
+    num_cached_tokens: int = 0
+    """Of the prompt, with the first output."""
 
     @property
     def is_last(self) -> bool:

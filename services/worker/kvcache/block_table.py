@@ -7,13 +7,17 @@ growing tail is always local. Called by the scheduler (grow, shrink) and the eng
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.common.ids import Incarnation, InstId, MoveId
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpan:
-    """Consecutive full blocks of a sequence that one move put on one creditor."""
+    """Consecutive full blocks that one move put on one creditor.
 
+    `req_id` is the request that the move was for; others with the same prefix may read it, too.
+    """
+
+    req_id: ReqId
     inst_id: InstId
     incarnation: Incarnation
     move_id: MoveId

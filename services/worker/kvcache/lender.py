@@ -55,13 +55,12 @@ class Lender:
         self,
         owner_inst_id: InstId,
         owner_incarnation: Incarnation,
-        req_id: ReqId,
         move_ids: tuple[MoveId, ...],
     ) -> LentPart:
         owner = Owner(owner_inst_id, owner_incarnation)
         with self._lock:
             try:
-                return self._ledger.open_part(owner, req_id, move_ids, self._clock())
+                return self._ledger.open_part(owner, move_ids, self._clock())
             except LookupError as error:
                 raise PartLost(self._me, str(error)) from error
 

@@ -108,14 +108,15 @@ class LendingLedger:
                 grant.state = GrantState.HELD
         self._unpin(grant)
 
-    def open_part(
-        self, owner: Owner, req_id: ReqId, move_ids: Iterable[MoveId], now_s: float
-    ) -> LentPart:
-        """The blocks that these moves of this owner's request filled, in that order."""
+    def open_part(self, owner: Owner, move_ids: Iterable[MoveId], now_s: float) -> LentPart:
+        """The blocks that these moves of this owner filled, in that order.
+
+        Which request reads them is the owner's business: several may share a prefix.
+        """
         grants = tuple(self._live(move_id, now_s) for move_id in move_ids)
         for grant in grants:
-            if grant.owner != owner or grant.req_id != req_id or grant.state is not GrantState.HELD:
-                raise LookupError(f"move {grant.move_id} is not a held part of request {req_id}")
+            if grant.owner != owner or grant.state is not GrantState.HELD:
+                raise LookupError(f"move {grant.move_id} is not a held part of this owner")
         return LentPart(grants, [block for grant in grants for block in grant.block_ids])
 
     def begin_use(self, part: LentPart, now_s: float) -> None:

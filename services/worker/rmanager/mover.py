@@ -45,7 +45,7 @@ class MoverParts:
     peers: Peers
     clients: Clients
     open_sender: Callable[[Peer], BlockSender]
-    release: Callable[[ReqId, RemoteSpan], None]
+    release: Callable[[RemoteSpan], None]
     trace_of: TraceOf
 
 
@@ -101,7 +101,9 @@ class Mover:
         self, creditor: PeerView, order: MoveOrder, block_ids: Sequence[int]
     ) -> bool:
         move_id = new_move_id()
-        span = RemoteSpan(creditor.inst_id, creditor.incarnation, move_id, len(block_ids))
+        span = RemoteSpan(
+            order.req_id, creditor.inst_id, creditor.incarnation, move_id, len(block_ids)
+        )
         if not await self._reserve(creditor, order, span):
             return False
         peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
@@ -115,7 +117,7 @@ class Mover:
             self._parts.peers.forget(creditor.inst_id)
         finally:
             if not is_committed:
-                self._parts.release(order.req_id, span)
+                self._parts.release(span)
         return is_committed
 
     async def _reserve(self, creditor: PeerView, order: MoveOrder, span: RemoteSpan) -> bool:
@@ -135,7 +137,7 @@ class Mover:
             logger.warning("instance %d did not answer: %s", creditor.inst_id, error.code().name)
             self._parts.peers.forget(creditor.inst_id)
             # It may have granted before the answer was lost.
-            self._parts.release(order.req_id, span)
+            self._parts.release(span)
             return False
         self._parts.peers.learn_free(creditor.inst_id, answer.free_blocks)
         if not answer.granted:

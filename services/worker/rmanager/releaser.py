@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import grpc
 
 from protos.infinite_llm.v1 import worker_pb2
-from services.common.ids import ReqId
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
 from services.worker.kvcache.block_table import RemoteSpan
@@ -21,7 +20,6 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Release:
-    req_id: ReqId
     span: RemoteSpan
     give_up_s: float
 
@@ -36,10 +34,10 @@ class Releaser:
         self._lease_s = lease_s
         self._queue: asyncio.Queue[_Release] = asyncio.Queue()
 
-    def release(self, req_id: ReqId, span: RemoteSpan) -> None:
+    def release(self, span: RemoteSpan) -> None:
         """On the event loop's thread: give one span back, soon."""
         give_up_s = asyncio.get_running_loop().time() + self._lease_s
-        self._queue.put_nowait(_Release(req_id, span, give_up_s))
+        self._queue.put_nowait(_Release(span, give_up_s))
 
     async def run(self) -> None:
         while True:
@@ -63,11 +61,11 @@ class Releaser:
         span = release.span
         if asyncio.get_running_loop().time() > release.give_up_s:
             logger.warning("leaving request %d on instance %d to its lease",
-                           release.req_id, span.inst_id)  # fmt: skip
+                           span.req_id, span.inst_id)  # fmt: skip
             return True
         stub = self._clients.creditor(span.inst_id, span.incarnation)
         request = worker_pb2.ReleaseKvCacheRequest(
-            req_id=release.req_id,
+            req_id=span.req_id,
             owner_inst_id=self._me.inst_id,
             owner_incarnation=self._me.incarnation,
             move_id=span.move_id,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from kernels.partial import AttentionPartial, PagedRows
 from kernels.reference import ReferenceKernels
 from services.common.errors import PartLost
-from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.common.ids import Incarnation, InstId, MoveId
 from services.worker.distattention.address import bound_address, close_listener, connect, listen
 from services.worker.distattention.connection import Serving
 from services.worker.distattention.creditor import CreditorServer
@@ -36,6 +36,11 @@ NUM_HEADS = 6
 MAX_ROWS = 512
 DEADLINE_S = 10.0
 MOVE = MoveId(77)
+
+
+def move_of(req_id: int) -> MoveId:
+    """One move a request; the first request's is MOVE."""
+    return MoveId(MOVE - 1 + req_id)
 
 
 def owner_peer(inst_id: int = 1) -> Peer:
@@ -78,14 +83,14 @@ def assert_same(left: AttentionPartial, right: AttentionPartial) -> None:
 class FakeLender:
     """Lends what a test writes into it, and remembers what is pinned."""
 
-    parts: dict[tuple[int, int, tuple[int, ...]], list[int]] = field(default_factory=dict)
+    parts: dict[tuple[int, tuple[int, ...]], list[int]] = field(default_factory=dict)
     moves: dict[int, list[int]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     pins: Counter[int] = field(default_factory=Counter)
     received: SimpleQueue[tuple[int, int, bool]] = field(default_factory=SimpleQueue)
 
     def lend(self, owner: Peer, req_id: int, block_ids: list[int]) -> None:
-        self.parts[(owner.incarnation, req_id, (MOVE,))] = block_ids
+        self.parts[(owner.incarnation, (move_of(req_id),))] = block_ids
 
     def begin_receive(self, move_id: MoveId, index: int) -> int:
         try:
@@ -100,12 +105,11 @@ class FakeLender:
         self,
         owner_inst_id: InstId,
         owner_incarnation: Incarnation,
-        req_id: ReqId,
         move_ids: tuple[MoveId, ...],
     ) -> LentPart:
-        block_ids = self.parts.get((owner_incarnation, req_id, move_ids))
+        block_ids = self.parts.get((owner_incarnation, move_ids))
         if block_ids is None:
-            raise PartLost(InstId(2), f"no request {req_id}")
+            raise PartLost(InstId(2), f"no moves {move_ids}")
         return LentPart((), block_ids)
 
     def begin_use(self, part: LentPart) -> None:

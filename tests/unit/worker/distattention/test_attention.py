@@ -7,11 +7,11 @@ from services.common.ids import ReqId
 from services.worker.distattention.debtor import RemotePart
 from tests.unit.worker.distattention.pieces import (
     MAX_ROWS,
-    MOVE,
     NUM_HEADS,
     Creditor,
     assert_same,
     computed,
+    move_of,
     new_query,
     owner_peer,
 )
@@ -20,7 +20,7 @@ ME = owner_peer()
 
 
 def part(req_id: int, num_rows: int) -> RemotePart:
-    return RemotePart(ReqId(req_id), (MOVE,), num_rows)
+    return RemotePart(ReqId(req_id), (move_of(req_id),), num_rows)
 
 
 def test_the_answer_is_what_the_kernel_says_here(creditor: Creditor) -> None:
@@ -98,7 +98,7 @@ def test_owners_are_served_side_by_side(creditor: Creditor) -> None:
 def test_an_unknown_part_is_lost(creditor: Creditor) -> None:
     channel = creditor.channel(ME)
     channel.begin_step([part(404, 1)])
-    with pytest.raises(PartLost, match=r"instance 2: PART_LOST: no request 404"):
+    with pytest.raises(PartLost, match=r"instance 2: PART_LOST: no moves"):
         channel.send_query(0, new_query(1))
         channel.receive_partial(0)
     with pytest.raises(PartLost, match="closed"):

@@ -6,6 +6,7 @@ from services.common.errors import Overloaded
 from services.common.ids import InstId, ReqId
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence import FinishReason, Request
+from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
 from tests.unit.worker.engine.world import BLOCK, World, request
 
@@ -47,14 +48,16 @@ def test_abort_frees_everything_here_and_elsewhere() -> None:
     while not world.lent:
         world.step()
         world.carry_out_all()
-    assert world.scheduler.abort(ReqId(1))
-    assert not world.scheduler.abort(ReqId(1))
+    assert world.scheduler.abort(ReqId(1), world.now_s)
+    assert not world.scheduler.abort(ReqId(1), world.now_s)
     world.settle()
     assert (world.pool.num_free, world.lent) == (4, {})
 
 
 def test_a_full_queue_refuses_early() -> None:
-    scheduler = Scheduler(SchedulerConfig(BLOCK, 16, 8, max_waiting=1), BlockPool(8))
+    scheduler = Scheduler(
+        SchedulerConfig(BLOCK, 16, 8, max_waiting=1), SequenceBlocks(BlockPool(8), 0.0, True)
+    )
     scheduler.add(request(1), 0.0)
     with pytest.raises(Overloaded):
         scheduler.add(request(2), 0.0)
@@ -150,7 +153,7 @@ def test_a_move_does_not_commit_after_its_sequence_gave_its_blocks_up() -> None:
     world.add(1, num_prompt=24)
     while not world.orders:
         world.step()
-    world.scheduler.abort(ReqId(1))
+    world.scheduler.abort(ReqId(1), world.now_s)
     assert not world.carry_out(world.orders.pop())
     assert (world.pool.num_free, world.lent) == (4, {})
 
@@ -161,9 +164,9 @@ def test_a_lost_part_is_recomputed_and_the_answer_goes_on() -> None:
     while world.tokens_of(1) < 2:
         world.step()
         world.carry_out_all()
-    assert world.scheduler.lose_parts(InstId(3)) == 0
-    assert world.scheduler.lose_parts(InstId(2), [ReqId(9)]) == 0
-    assert world.scheduler.lose_parts(InstId(2)) == 1
+    assert world.scheduler.lose_parts(InstId(3), world.now_s) == 0
+    assert world.scheduler.lose_parts(InstId(2), world.now_s, [ReqId(9)]) == 0
+    assert world.scheduler.lose_parts(InstId(2), world.now_s) == 1
     world.settle()
     world.run()
     assert world.tokens_of(1) == 6
@@ -191,36 +194,105 @@ def test_a_request_waits_no_longer_than_the_queue_allows() -> None:
     assert isinstance(world.outputs[-1].error, Overloaded)
 
 
-@settings(deadline=None, max_examples=80)
+def test_decodes_run_beside_a_long_prompt_in_every_step() -> None:
+    world = World(num_blocks=64, budget=8)
+    world.add(1, num_prompt=100, max_tokens=1)
+    world.step()
+    world.add(2, num_prompt=2, max_tokens=8)
+    while world.tokens_of(2) < 1:
+        world.step()
+    for _ in range(7):
+        plan = world.step()
+        assert plan.items[0].sequence.req_id == 2
+        assert [item.sequence.req_id for item in plan.items] == [2, 1]
+        assert plan.num_tokens == 8
+
+
+def test_a_short_prompt_starts_beside_a_long_one() -> None:
+    world = World(num_blocks=64, budget=8)
+    world.add(1, num_prompt=200, max_tokens=1)
+    world.step()
+    world.add(2, num_prompt=4, max_tokens=1)
+    plan = world.step()
+    assert [(item.sequence.req_id, item.num_tokens) for item in plan.items] == [(1, 4), (2, 4)]
+
+
+def test_priorities_come_before_age() -> None:
+    world = World(num_blocks=8, max_running=1)
+    for req_id, priority in ((1, 0), (2, 5), (3, -1)):
+        prompt = tuple(range(1, 5))
+        world.scheduler.add(Request(ReqId(req_id), prompt, 1, priority=priority), 0.0)
+    world.run()
+    assert [output.req_id for output in world.outputs] == [3, 1, 2]
+
+
+def test_the_lowest_priority_is_preempted_even_if_it_is_older() -> None:
+    world = World(num_blocks=6, budget=32)
+    for req_id, priority in ((1, 9), (2, 0)):
+        request = Request(ReqId(req_id), (1, 2, 3, 4), 14, priority=priority)
+        world.scheduler.add(request, 0.0)
+    while not world.step().num_preempted:
+        pass
+    assert [seq.req_id for seq in world.scheduler.running] == [2]
+    world.run()
+    assert (world.tokens_of(1), world.tokens_of(2)) == (14, 14)
+
+
+def test_whoever_was_preempted_waits_until_somebody_finished() -> None:
+    """Coming back into the same shortage would only be preempted again: thrash."""
+    world = World(num_blocks=6, budget=32)
+    world.add(1, num_prompt=8, max_tokens=12)
+    world.add(2, num_prompt=4, max_tokens=12)
+    preempted = 0
+    for _ in range(60):
+        preempted += world.step().num_preempted
+    assert preempted == 1
+    assert (world.tokens_of(1), world.tokens_of(2)) == (12, 12)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 10)),
+        st.tuples(st.just("abort"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("lose"), st.just(0), st.just(0)),
+        st.tuples(st.just("plan"), st.integers(1, 12), st.integers(1, 4)),
+        st.tuples(st.just("move"), st.integers(0, 4), st.just(0)),
+        st.tuples(st.just("step"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=100)
 @given(
     num_blocks=st.integers(3, 10),
     remote_blocks=st.integers(0, 16),
     budget=st.integers(1, 24),
-    events=st.lists(
-        st.one_of(
-            st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 10)),
-            st.tuples(st.just("abort"), st.integers(1, 12), st.just(0)),
-            st.tuples(st.just("lose"), st.just(0), st.just(0)),
-            st.tuples(st.just("plan"), st.integers(1, 12), st.integers(1, 4)),
-            st.tuples(st.just("move"), st.integers(0, 4), st.just(0)),
-            st.tuples(st.just("step"), st.just(0), st.just(0)),
-        ),
-        max_size=60,
-    ),
+    is_caching=st.booleans(),
+    keep_remote_s=st.sampled_from([0.0, 3.0]),
+    events=EVENTS,
 )
 def test_every_block_is_accounted_for_whatever_happens(
-    num_blocks: int, remote_blocks: int, budget: int, events: list[tuple[str, int, int]]
+    num_blocks: int,
+    remote_blocks: int,
+    budget: int,
+    is_caching: bool,
+    keep_remote_s: float,
+    events: list[tuple[str, int, int]],
 ) -> None:
-    world = World(num_blocks, remote_blocks, budget)
+    """All prompts begin alike, so that with caching nearly everything is shared."""
+    world = World(
+        num_blocks, remote_blocks, budget, is_caching=is_caching, keep_remote_s=keep_remote_s
+    )
     num_added = 0
     for kind, first, second in events:
         if kind == "add":
             num_added += 1
             world.add(num_added, first, second)
         elif kind == "abort":
-            world.scheduler.abort(ReqId(first))
+            world.scheduler.abort(ReqId(first), world.now_s)
         elif kind == "lose":
-            world.scheduler.lose_parts(InstId(2))
+            world.scheduler.lose_parts(InstId(2), world.now_s)
         elif kind == "plan":
             order = world.scheduler.begin_move(ReqId(first), second)
             world.orders += [order] if order else []
@@ -230,5 +302,7 @@ def test_every_block_is_accounted_for_whatever_happens(
         world.step()
     world.carry_out_all()
     world.run()
+    world.scheduler.blocks.drop_idle_remote()
+    world.settle()
     assert world.pool.num_free == num_blocks
     assert world.lent == {}

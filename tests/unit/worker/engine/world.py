@@ -3,6 +3,7 @@
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence import MoveOrder, Request, Schedule, SequenceOutput
+from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.block_table import RemoteSpan
 
@@ -17,11 +18,17 @@ class World:
     """One instance, `remote_blocks` blocks elsewhere, a clock that advances by one a step."""
 
     def __init__(
-        self, num_blocks: int = 8, remote_blocks: int = 0, budget: int = 16, max_running: int = 8
+        self,
+        num_blocks: int = 8,
+        remote_blocks: int = 0,
+        budget: int = 16,
+        max_running: int = 8,
+        is_caching: bool = False,
+        keep_remote_s: float = 0.0,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         config = SchedulerConfig(BLOCK, budget, max_running, max_waiting=32)
-        self.scheduler = Scheduler(config, self.pool)
+        self.scheduler = Scheduler(config, SequenceBlocks(self.pool, keep_remote_s, is_caching))
         self.remote_blocks = remote_blocks
         self.lent: dict[MoveId, int] = {}
         self.orders: list[MoveOrder] = []
@@ -39,6 +46,7 @@ class World:
     def step(self, token: int = 7) -> Schedule:
         """Schedule, pretend to run (every sampled token is `token`), postprocess, settle."""
         plan = self.scheduler.schedule(self.now_s, self.remote_free)
+        self.settle()
         self.check(plan)
         sampled = {item.sequence.req_id: token for item in plan.items if item.samples}
         outputs = self.scheduler.postprocess(plan, sampled, self.now_s)
@@ -49,7 +57,7 @@ class World:
         return plan
 
     def settle(self) -> None:
-        for _, span in self.scheduler.take_released():
+        for span in self.scheduler.blocks.take_released():
             del self.lent[span.move_id]
 
     def carry_out(self, order: MoveOrder, granted: int | None = None) -> bool:
@@ -57,7 +65,9 @@ class World:
         count = min(len(order.block_ids), self.remote_free if granted is None else granted)
         is_committed = False
         if count > 0:
-            span = RemoteSpan(InstId(2), Incarnation(1), MoveId(self._next_move), count)
+            span = RemoteSpan(
+                order.req_id, InstId(2), Incarnation(1), MoveId(self._next_move), count
+            )
             self._next_move += 1
             self.lent[span.move_id] = count
             is_committed = self.scheduler.commit_move(order, span)
@@ -82,11 +92,13 @@ class World:
     def check(self, plan: Schedule) -> None:
         """No block lost or owned twice; nothing over budget; every scheduled token has its slot."""
         tables = [seq.table for seq in self.scheduler.running]
-        local = [block for table in tables for block in table.local]
-        assert len(set(local)) == len(local)
+        local = {block for table in tables for block in table.local}
         assert len(local) + self.pool.num_free == self.pool.num_blocks
         self.pool.check_integrity()
-        assert sum(t.num_remote_blocks for t in tables) == sum(self.lent.values())
+        spans = {span.move_id: span for table in tables for span in table.remote}
+        kept = {span.move_id for span in self.scheduler.blocks.remote_spans}
+        assert spans.keys() <= kept == self.lent.keys()
+        self.check_writers(plan)
         assert plan.num_tokens <= self.scheduler.config.max_batched_tokens
         assert len(self.scheduler.running) <= self.scheduler.config.max_running
         assert all(not seq.table.num_blocks for seq in self.scheduler.waiting)
@@ -95,6 +107,20 @@ class World:
             assert end <= item.sequence.num_tokens
             for position in range(item.sequence.num_computed, end):
                 item.sequence.table.slot(position)
+
+    def check_writers(self, plan: Schedule) -> None:
+        """A block that is written to in this step belongs to one sequence alone."""
+        written = [
+            block
+            for item in plan.items
+            for block in {
+                item.sequence.table.slot(item.sequence.num_computed + offset) // BLOCK
+                for offset in range(item.num_tokens)
+            }
+        ]
+        assert len(set(written)) == len(written)
+        held = [block for seq in self.scheduler.running for block in seq.table.local]
+        assert all(held.count(block) == 1 for block in written)
 
     def tokens_of(self, req_id: int) -> int:
         return sum(len(o.token_ids) for o in self.outputs if o.req_id == req_id)

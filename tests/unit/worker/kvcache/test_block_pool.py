@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.worker.kvcache.block_hash import BlockHash
 from services.worker.kvcache.block_pool import BlockPool
 
 
@@ -48,3 +49,64 @@ def test_no_block_is_lost_or_handed_out_twice(operations: list[tuple[bool, int]]
         assert len(set(out)) == len(out)
         assert len(out) + pool.num_free == 10
         pool.check_integrity()
+
+
+def name(text: str) -> BlockHash:
+    return BlockHash(text.encode())
+
+
+def pool_with(*names: str, num_blocks: int = 4) -> tuple[BlockPool, list[int]]:
+    pool = BlockPool(num_blocks)
+    blocks = pool.try_allocate(len(names)) or []
+    for block, text in zip(blocks, names, strict=True):
+        pool.name(block, name(text))
+    return pool, blocks
+
+
+def test_a_freed_block_keeps_its_content_until_the_memory_is_needed() -> None:
+    pool, blocks = pool_with("a", "b")
+    pool.free(blocks)
+    assert (pool.num_free, pool.num_cached) == (4, 2)
+    assert pool.reuse([name("a"), name("b"), name("c")]) == blocks
+    assert (pool.num_free, pool.num_cached) == (2, 0)
+
+
+def test_empty_blocks_are_taken_before_cached_ones_and_prefix_ends_before_beginnings() -> None:
+    pool, blocks = pool_with("a", "b")
+    pool.free(blocks)
+    pool.try_allocate(2)
+    assert pool.num_known([name("a"), name("b")]) == 2
+    pool.try_allocate(1)
+    assert pool.num_known([name("a"), name("b")]) == 1
+
+
+def test_a_shared_block_is_free_when_its_last_holder_left() -> None:
+    pool, blocks = pool_with("a")
+    assert pool.reuse([name("a")]) == blocks
+    pool.free(blocks)
+    assert pool.num_free == 3
+    pool.free(blocks)
+    assert pool.num_free == 4
+
+
+def test_the_first_of_equal_blocks_keeps_the_name() -> None:
+    pool, blocks = pool_with("a")
+    (second,) = pool.try_allocate(1) or []
+    pool.name(second, name("a"))
+    assert pool.reuse([name("a")]) == blocks
+
+
+def test_content_is_reported_as_given_up_only_when_it_cannot_be_found_any_more() -> None:
+    given_up: list[int] = []
+    pool = BlockPool(2, given_up.extend)
+    named, unnamed = pool.try_allocate(2) or []
+    pool.name(named, name("a"))
+    pool.free([named, unnamed])
+    assert given_up == [unnamed]
+    pool.try_allocate(2)
+    assert given_up == [unnamed, named]
+
+
+def test_a_free_block_has_no_content_to_name() -> None:
+    with pytest.raises(ValueError, match="no content"):
+        BlockPool(1).name(0, name("a"))

@@ -1,11 +1,11 @@
 import pytest
 
-from services.common.ids import Incarnation, InstId, MoveId
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.kvcache.block_table import BlockTable, RemoteSpan
 
 
 def span(num_blocks: int, inst_id: int = 2, move_id: int = 7) -> RemoteSpan:
-    return RemoteSpan(InstId(inst_id), Incarnation(1), MoveId(move_id), num_blocks)
+    return RemoteSpan(ReqId(1), InstId(inst_id), Incarnation(1), MoveId(move_id), num_blocks)
 
 
 def test_blocks_to_reach_counts_what_is_missing() -> None:

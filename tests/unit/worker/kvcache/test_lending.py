@@ -30,7 +30,7 @@ def held(ledger: LendingLedger, num_blocks: int = 2, move: MoveId = MOVE) -> Len
     grant = ledger.reserve(OWNER, REQ, move, num_blocks, 0.0)
     assert grant is not None
     fill(ledger, grant)
-    return ledger.open_part(OWNER, REQ, [move], 0.0)
+    return ledger.open_part(OWNER, [move], 0.0)
 
 
 def test_reservations_are_first_come_first_served() -> None:
@@ -64,10 +64,10 @@ def test_a_part_can_be_read_only_when_every_block_arrived() -> None:
     ledger.begin_receive(MOVE, 1, 0.0)
     ledger.end_receive(MOVE, 1, False)  # bad checksum
     with pytest.raises(LookupError):
-        ledger.open_part(OWNER, REQ, [MOVE], 0.0)
+        ledger.open_part(OWNER, [MOVE], 0.0)
     ledger.begin_receive(MOVE, 1, 0.0)
     ledger.end_receive(MOVE, 1, True)
-    assert ledger.open_part(OWNER, REQ, [MOVE], 0.0).block_ids == grant.block_ids
+    assert ledger.open_part(OWNER, [MOVE], 0.0).block_ids == grant.block_ids
 
 
 @pytest.mark.parametrize("index", [-1, 2])
@@ -86,23 +86,20 @@ def test_a_held_grant_takes_no_more_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "req_id", "moves"),
-    [(OTHER, REQ, [MOVE]), (OWNER, ReqId(6), [MOVE]), (OWNER, REQ, [MOVE, MoveId(99)])],
+    ("owner", "moves"), [(OTHER, [MOVE]), (OWNER, [MoveId(99)]), (OWNER, [MOVE, MoveId(99)])]
 )
-def test_a_part_of_somebody_else_cannot_be_opened(
-    owner: Owner, req_id: ReqId, moves: list[MoveId]
-) -> None:
+def test_a_part_of_somebody_else_cannot_be_opened(owner: Owner, moves: list[MoveId]) -> None:
     ledger, _ = ledger_of()
     held(ledger)
     with pytest.raises(LookupError):
-        ledger.open_part(owner, req_id, moves, 0.0)
+        ledger.open_part(owner, moves, 0.0)
 
 
 def test_a_part_spans_several_moves_in_their_order() -> None:
     ledger, _ = ledger_of()
     first = held(ledger, 2)
     second = held(ledger, 1, MoveId(51))
-    part = ledger.open_part(OWNER, REQ, [MOVE, MoveId(51)], 0.0)
+    part = ledger.open_part(OWNER, [MOVE, MoveId(51)], 0.0)
     assert part.block_ids == first.block_ids + second.block_ids
 
 
@@ -172,7 +169,7 @@ def test_use_pins_all_of_a_part_or_nothing() -> None:
     ledger, pool = ledger_of()
     held(ledger, 2)
     held(ledger, 1, MoveId(51))
-    part = ledger.open_part(OWNER, REQ, [MOVE, MoveId(51)], 0.0)
+    part = ledger.open_part(OWNER, [MOVE, MoveId(51)], 0.0)
     ledger.release(OWNER, REQ, MoveId(51))
     with pytest.raises(LookupError):
         ledger.begin_use(part, 0.0)
@@ -213,7 +210,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(move=moves)
     def begin_use(self, move: MoveId) -> None:
         try:
-            part = self.ledger.open_part(OWNER, ReqId(move % 2), [move], self.now_s)
+            part = self.ledger.open_part(OWNER, [move], self.now_s)
             self.ledger.begin_use(part, self.now_s)
         except LookupError:
             return
@@ -241,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_in_use_are_not_free(self) -> None:
         for part in self.using:
-            assert not any(self.pool._is_free[block] for block in part.block_ids)
+            assert all(self.pool._holders[block] for block in part.block_ids)
 
     def teardown(self) -> None:
         while self.copying:

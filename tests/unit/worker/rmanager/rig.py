@@ -26,6 +26,7 @@ from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence import Request, Schedule
+from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
@@ -85,7 +86,7 @@ class Instance:
         channels = ChannelPool(lambda p: CreditorChannel(self.me, p, geometry, 16, DEADLINE_S))
         self.streams = Streams(asyncio.get_running_loop())
         config = SchedulerConfig(BLOCK, 16, 8, stall_timeout_s=1.0, lend_retry_s=0.05)
-        scheduler = Scheduler(config, self.pool)
+        scheduler = Scheduler(config, SequenceBlocks(self.pool, 0.0, is_caching=True))
         self.peers = Peers("m", SHAPE.block_bytes, 1)
         self.engine = Engine(
             scheduler,

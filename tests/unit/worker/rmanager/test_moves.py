@@ -62,16 +62,14 @@ async def test_a_planned_move_copies_commits_and_frees(pair: Pair) -> None:
         sequence = scheduler.find(ReqId(1))
         assert sequence is not None
         span = sequence.table.remote[0]
-        part = creditor.lender.open_part(
-            source.me.inst_id, source.me.incarnation, ReqId(1), (span.move_id,)
-        )
+        part = creditor.lender.open_part(source.me.inst_id, source.me.incarnation, (span.move_id,))
         return part.block_ids
 
     blocks = await source.on_engine(span_blocks)
     assert isinstance(blocks, list)
     copied = creditor.storage.pool[blocks, 0, 0, 0, :, 0].flatten()
     assert copied.tolist() == [float(t) for t in range(100, 100 + len(copied))]
-    await source.on_engine(lambda s: s.abort(ReqId(1)))
+    await source.on_engine(lambda s: s.abort(ReqId(1), 0.0))
     await eventually(lambda: all_free(source, creditor))
 
 
@@ -164,7 +162,7 @@ async def test_leases_of_running_requests_are_renewed(pair: Pair) -> None:
     await asyncio.sleep(2.5)  # two and a half leases
     assert source.engine.snapshot.preemptions == 0
     assert creditor.lender.num_lent_blocks >= 2
-    await source.on_engine(lambda s: s.abort(ReqId(1)))
+    await source.on_engine(lambda s: s.abort(ReqId(1), 0.0))
 
 
 async def test_a_part_that_the_creditor_dropped_is_recomputed(pair: Pair) -> None:

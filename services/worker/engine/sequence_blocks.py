@@ -1,0 +1,132 @@
+"""The blocks of sequences: where they come from, where they go, what of them is found again. Pure.
+
+Stands between the scheduler, which decides who may have memory, and the pool and the creditors,
+which have it. Knows no queue and no order of requests.
+"""
+
+from dataclasses import dataclass
+
+from services.common.ids import InstId
+from services.worker.engine.sequence import MoveOrder, Sequence
+from services.worker.kvcache.block_pool import BlockPool
+from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.kvcache.remote_prefixes import RemotePrefixes
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """Prompt tokens that could have been cached, and those that were; since the start."""
+
+    asked_tokens: int = 0
+    hit_tokens: int = 0
+
+
+class SequenceBlocks:
+    """Grows, shares, lends and gives up the blocks of sequences."""
+
+    def __init__(self, pool: BlockPool, keep_remote_s: float, is_caching: bool) -> None:
+        """`keep_remote_s`: how long a prefix that lies on a creditor outlives its last user."""
+        self.pool = pool
+        self.counts = CacheCounts()
+        self._is_caching = is_caching
+        self._remote = RemotePrefixes(keep_remote_s if is_caching else 0.0)
+        self._released: list[RemoteSpan] = []
+
+    @property
+    def remote_spans(self) -> list[RemoteSpan]:
+        """All that creditors hold for this instance, for running sequences or kept for later."""
+        return self._remote.spans
+
+    def take_released(self) -> list[RemoteSpan]:
+        """Spans that nothing needs any more; the caller tells their creditors."""
+        released, self._released = self._released, []
+        return released
+
+    def attach_prefix(self, sequence: Sequence) -> None:
+        """Hold whatever of the sequence's beginning is computed already, here or on creditors.
+
+        At least one token is left to compute: its logits are wanted.
+        """
+        self._count(sequence, 0)
+        if not self._is_caching:
+            return
+        usable_tokens = sequence.num_tokens - 1
+        sequence.hash_full_blocks(sequence.num_tokens)
+        hashes = sequence.hashes[: usable_tokens // sequence.table.block_size]
+        spans = self._remote.find(sequence.root_hash, hashes)
+        num_remote = sum(span.num_blocks for span in spans)
+        if self.pool.num_known(hashes) >= num_remote + self.pool.num_known(hashes[num_remote:]):
+            spans, num_remote = [], 0
+        self._remote.hold(spans)
+        sequence.table.remote = list(spans)
+        sequence.table.append(self.pool.reuse(hashes[num_remote:]))
+        sequence.num_named = sequence.table.num_blocks
+        sequence.num_computed = sequence.num_named * sequence.table.block_size
+        self._count(sequence, sequence.num_computed)
+
+    def grow(self, sequence: Sequence, wanted: int) -> int:
+        """Allocate for `wanted` more tokens, or what there is; returns the tokens that fit."""
+        table = sequence.table
+        needed = table.blocks_to_reach(sequence.num_computed + wanted)
+        blocks = None
+        while needed > 0 and blocks is None:
+            needed = min(needed, self.pool.num_free)
+            blocks = self.pool.try_allocate(needed)
+        table.append(blocks or ())
+        return min(wanted, table.num_blocks * table.block_size - sequence.num_computed)
+
+    def name_full_blocks(self, sequence: Sequence) -> None:
+        """Blocks that the last step filled can be found by others from now on."""
+        table = sequence.table
+        num_full = sequence.num_computed // table.block_size
+        if not self._is_caching or num_full <= sequence.num_named:
+            return
+        sequence.hash_full_blocks(sequence.num_computed)
+        num_remote = table.num_remote_blocks
+        for index in range(sequence.num_named, num_full):
+            self.pool.name(table.local[index - num_remote], sequence.hashes[index])
+        sequence.num_named = num_full
+
+    def commit_move(self, sequence: Sequence, span: RemoteSpan) -> None:
+        """The creditor's copy of the oldest local blocks becomes the truth."""
+        first = sequence.table.num_remote_blocks
+        sequence.hash_full_blocks((first + span.num_blocks) * sequence.table.block_size)
+        previous = sequence.hashes[first - 1] if first else sequence.root_hash
+        hashes = sequence.hashes[first : first + span.num_blocks]
+        self.pool.free(sequence.table.commit_move(span))
+        self._remote.add(span, previous, hashes)
+
+    def give_up(self, sequence: Sequence, now_s: float, *, keep_remote: bool) -> None:
+        """The sequence holds nothing any more; moves of its blocks that are under way are void."""
+        local, remote = sequence.table.clear()
+        self.pool.free(local)
+        self._released += self._remote.let_go(remote, now_s)
+        if not keep_remote:
+            self.drop_idle_remote()
+        sequence.num_computed = sequence.num_named = 0
+        sequence.epoch += 1
+        sequence.is_moving = False
+
+    def order_move(self, sequence: Sequence, num_blocks: int) -> MoveOrder:
+        sequence.is_moving = True
+        return MoveOrder(sequence.req_id, sequence.epoch, tuple(sequence.table.local[:num_blocks]))
+
+    def expire_remote(self, now_s: float) -> None:
+        self._released += self._remote.expire(now_s)
+
+    def drop_idle_remote(self) -> None:
+        """Give back what creditors hold for nobody: memory is short."""
+        self._released += self._remote.drop_idle()
+
+    def lose(self, inst_id: InstId) -> None:
+        """Nothing on that creditor may be found again."""
+        self._remote.lose(inst_id)
+
+    def _count(self, sequence: Sequence, num_hit: int) -> None:
+        """Only the first admission counts: what a preempted sequence finds again is its own."""
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = 0
+            self.counts.asked_tokens += len(sequence.request.prompt_token_ids)
+        elif num_hit and sequence.num_cached_tokens == 0 and sequence.epoch == 0:
+            sequence.num_cached_tokens = num_hit
+            self.counts.hit_tokens += num_hit
