@@ -148,9 +148,8 @@ def _service(
     shared: dict[str, object] = {
         "log_level": spec.log_level,
         "otlp_endpoint": spec.otlp_endpoint,
+        "pooling": spec.pooling,
     }
-    if role != "router":
-        shared["pooling"] = spec.pooling
     values = {**shared, **fields, **spec.overrides.get(role, {})}
     settings = {variable_name(key): str(value) for key, value in values.items()}
     argv = (sys.executable, "-m", f"services.{role}")

@@ -58,10 +58,11 @@ def test_the_instances_share_the_cores() -> None:
     assert replace(SPEC, num_instances=8).num_threads == 1
 
 
-def test_a_cluster_without_pooling_says_so_to_both_sides() -> None:
+def test_a_cluster_without_pooling_says_so_to_everybody() -> None:
     spec = replace(SPEC, pooling=False)
     assert not from_env(GManagerConfig, settings("gmanager", spec)).pooling
     assert not from_env(WorkerConfig, settings("worker-0", spec)).pooling
+    assert not from_env(RouterConfig, settings("router", spec)).pooling
 
 
 @pytest.mark.parametrize("name", ["worker-0", "worker-1"])
