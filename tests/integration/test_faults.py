@@ -128,7 +128,7 @@ async def test_a_killed_owner_ends_its_streams_with_an_error_and_its_loans(
     hurt: LocalCluster,
 ) -> None:
     """Through the router, as a client sees it; worker 0 or 1, whichever owns the request."""
-    body = {
+    body: dict[str, object] = {
         "model": hurt.spec.model_name,
         "prompt": list(prompt_of(HALF_LENT)),
         "max_tokens": NUM_STREAMED,
@@ -136,7 +136,7 @@ async def test_a_killed_owner_ends_its_streams_with_an_error_and_its_loans(
         "temperature": 0,
         "ignore_eos": True,
     }
-    whole = body | {"stream": False}
+    await assert_served(hurt, body)
     events: list[str] = []
     killed = ""
     async with (
@@ -156,11 +156,16 @@ async def test_a_killed_owner_ends_its_streams_with_an_error_and_its_loans(
     error = next(json.loads(e)["error"] for e in events if "error" in e)
     assert error["code"] in ("instance_lost", "unavailable")
     await hurt.restart(killed)
-    async with http_client(hurt) as client, asyncio.timeout(ANSWER_DEADLINE_S):
-        # Too large for the one instance that is left: refused until the router sees the other.
-        while (again := await client.post("/v1/completions", json=whole)).status_code == 400:
+    await assert_served(hurt, body)
+
+
+async def assert_served(cluster: LocalCluster, body: dict[str, object]) -> None:
+    """A request that needs both instances is refused until the router has seen both again."""
+    once = body | {"stream": False, "max_tokens": 1}
+    async with http_client(cluster) as client, asyncio.timeout(ANSWER_DEADLINE_S):
+        while (answer := await client.post("/v1/completions", json=once)).status_code == 400:
             await asyncio.sleep(0.1)
-    assert again.status_code == 200, again.text
+    assert answer.status_code == 200, answer.text
 
 
 def assert_right_or_refused(stream: Stream) -> None:
