@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,12 +13,9 @@ from services.common.errors import ContextLengthExceeded, InvalidRequest, Unavai
 from services.common.ids import ReqId, new_req_id
 from services.common.telemetry import req_id_context
 from services.worker.engine.engine import Engine
-from services.worker.engine.sequence import (
-    FinishReason,
-    Request,
-    SamplingParams,
-    SequenceOutput,
-)
+from services.worker.engine.sampling.params import SamplingParams
+from services.worker.engine.sampling.state import TokenLogprobs
+from services.worker.engine.sequence import FinishReason, Request, SequenceOutput
 from services.worker.rmanager.rmanager import RManager
 from services.worker.streams import Streams
 
@@ -95,8 +92,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         limits, prompt = self._limits, tuple(request.prompt_token_ids)
         if not prompt:
             raise InvalidRequest("the prompt is empty", "prompt")
-        if max(prompt) >= limits.vocab_size:
-            raise InvalidRequest(f"token ids must be below {limits.vocab_size}", "prompt")
+        self._check_token_ids(prompt, "prompt")
         if request.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
         capacity = min(limits.max_model_len, self._capacity_tokens())
@@ -106,16 +102,25 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 f"{capacity} tokens that one request may use",
                 "prompt",
             )
+        sampling = _sampling(request.sampling)
+        self._check_token_ids(sampling.logit_bias, "logit_bias")
+        self._check_token_ids(request.stop_token_ids, "stop_token_ids")
+        if sampling.min_tokens > request.max_tokens:
+            raise InvalidRequest("min_tokens must be at most max_tokens", "min_tokens")
         ends = frozenset(request.stop_token_ids)
         return Request(
             ReqId(request.req_id) if request.req_id else new_req_id(),
             prompt,
             request.max_tokens,
-            _sampling(request.sampling),
+            sampling,
             ends if request.ignore_eos else ends | limits.eos_token_ids,
             request.priority,
             request.cache_salt,
         )
+
+    def _check_token_ids(self, token_ids: Iterable[int], param: str) -> None:
+        if max(token_ids, default=0) >= self._limits.vocab_size:
+            raise InvalidRequest(f"token ids must be below {self._limits.vocab_size}", param)
 
     def _capacity_tokens(self) -> int:
         """KV that the whole cluster could give one request."""
@@ -150,14 +155,22 @@ class RManagerServicer(worker_pb2_grpc.RManagerServicer):
 
 
 def _sampling(params: types_pb2.SamplingParams) -> SamplingParams:
-    if not 0.0 <= params.temperature <= 100.0:
-        raise InvalidRequest("temperature must lie in 0..100", "temperature")
-    # Unset travels as 0, which no caller can mean: an empty distribution.
-    top_p = params.top_p or 1.0
-    if not 0.0 < top_p <= 1.0:
-        raise InvalidRequest("top_p must lie in (0, 1]", "top_p")
-    seed = params.seed if params.HasField("seed") else new_req_id()
-    return SamplingParams(params.temperature, top_p, params.top_k, seed)
+    # Unset travels as 0, which no caller can mean for top_p (an empty distribution) and
+    # repetition_penalty (a division by it).
+    return SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p or 1.0,
+        top_k=params.top_k,
+        seed=params.seed if params.HasField("seed") else new_req_id(),
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+    )
 
 
 def _response(output: SequenceOutput) -> worker_pb2.GenerateTokensResponse:
@@ -168,4 +181,12 @@ def _response(output: SequenceOutput) -> worker_pb2.GenerateTokensResponse:
         token_ids=output.token_ids,
         finish_reason=reason,
         cached_tokens=output.num_cached_tokens,
+        logprobs=map(_logprobs, output.logprobs),
+        prompt_logprobs=map(_logprobs, output.prompt_logprobs),
+    )
+
+
+def _logprobs(logprobs: TokenLogprobs) -> worker_pb2.TokenLogprobs:
+    return worker_pb2.TokenLogprobs(
+        chosen=logprobs.chosen, top_token_ids=logprobs.top_token_ids, top=logprobs.top
     )

@@ -6,7 +6,8 @@ from kernels.partial import PagedRows
 from services.common.ids import MoveId, ReqId
 from services.worker.distattention.debtor import RemotePart
 from services.worker.engine.attention import Creditor, DistAttention, StepAttention, lent_rows
-from services.worker.engine.sampler import sample
+from services.worker.engine.sampling.logprobs import logprobs_of
+from services.worker.engine.sampling.sampler import sample
 from services.worker.engine.sequence import Schedule, ScheduledSequence, Sequence
 from services.worker.models.llama import LlamaFamilyModel
 
@@ -29,28 +30,55 @@ class Runner:
         token_ids, positions, logits_rows = _tokens(plan.items)
         logits = self._model.forward(token_ids, positions, self._attention, logits_rows)
         sampling = [item.sequence for item in plan.items if item.samples]
+        _keep_prompt_logprobs(plan.items, logits[len(sampling) :])
         if not sampling:
             return {}
-        tokens = sample(
-            logits,
-            [sequence.request.sampling for sequence in sampling],
-            [sequence.num_output_tokens for sequence in sampling],
-        )
+        tokens = sample(logits[: len(sampling)], sampling)
         return {seq.req_id: token for seq, token in zip(sampling, tokens, strict=True)}
 
 
 def _tokens(items: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Packed token ids and positions of all items, and the rows whose logits are sampled."""
+    """Packed token ids and positions of all items, and the rows whose logits are wanted.
+
+    Those are the rows to sample from, then the rows of prompts whose log probabilities are asked.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
-    logits_rows: list[int] = []
+    sampled_rows: list[int] = []
+    prompt_rows: list[int] = []
     for item in items:
         start, end = item.sequence.num_computed, item.sequence.num_computed + item.num_tokens
+        prompt_rows.extend(len(token_ids) + at - start for at in _wanted_positions(item))
         token_ids.extend(item.sequence.token_ids[start:end])
         positions.extend(range(start, end))
         if item.samples:
-            logits_rows.append(len(token_ids) - 1)
-    return torch.tensor(token_ids), torch.tensor(positions), torch.tensor(logits_rows).long()
+            sampled_rows.append(len(token_ids) - 1)
+    rows = torch.tensor(sampled_rows + prompt_rows).long()
+    return torch.tensor(token_ids), torch.tensor(positions), rows
+
+
+def _wanted_positions(item: ScheduledSequence) -> range:
+    """Positions of this step at which the model says how likely the prompt's next token is."""
+    sequence = item.sequence
+    if not sequence.wants_prompt_logprobs:
+        return range(0)
+    end = min(sequence.num_computed + item.num_tokens, len(sequence.request.prompt_token_ids) - 1)
+    # After a preemption the first ones are known already.
+    return range(max(sequence.num_computed, len(sequence.sampling.prompt_logprobs)), end)
+
+
+def _keep_prompt_logprobs(items: list[ScheduledSequence], logits: torch.Tensor) -> None:
+    """`logits`: a row for each wanted position of all items."""
+    row = 0
+    for item in items:
+        at = _wanted_positions(item)
+        if at:
+            request, state = item.sequence.request, item.sequence.sampling
+            next_tokens = request.prompt_token_ids[at.start + 1 : at.stop + 1]
+            num_top = [request.sampling.prompt_logprobs or 0] * len(at)
+            rows = logits[row : row + len(at)]
+            state.prompt_logprobs.extend(logprobs_of(rows, next_tokens, num_top))
+            row += len(at)
 
 
 def _step_attention(items: list[ScheduledSequence], num_blocks: int) -> StepAttention:

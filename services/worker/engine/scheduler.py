@@ -120,9 +120,7 @@ class Scheduler:
             self._drop(sequence, now_s)
         # A stop token ends the answer and is not part of it.
         tokens = () if reason is FinishReason.STOP else (token_id,)
-        is_first = sequence.num_output_tokens == 1
-        num_cached = (sequence.num_cached_tokens or 0) if is_first else 0
-        return SequenceOutput(sequence.req_id, tokens, reason, num_cached_tokens=num_cached)
+        return SequenceOutput.of_step(sequence, tokens, reason)
 
     def _run_running(self, plan: Schedule, now_s: float, can_lend: bool) -> None:
         in_order = sorted(self.running, key=lambda seq: (seq.num_uncomputed > 1, seq.rank))

@@ -5,6 +5,8 @@ from enum import Enum
 
 from services.common.errors import InfiniteLLMError
 from services.common.ids import ReqId
+from services.worker.engine.sampling.params import GREEDY, SamplingParams
+from services.worker.engine.sampling.state import SamplingState, TokenLogprobs
 from services.worker.kvcache.block_hash import BlockHash, extend_hashes, root_hash
 from services.worker.kvcache.block_table import BlockTable
 
@@ -16,24 +18,15 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """temperature 0 is greedy; top_k 0 means all; one seed, the same tokens in any batch."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asks for: token ids in, at most `max_tokens` token ids out."""
 
     req_id: ReqId
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = GREEDY
     stop_token_ids: frozenset[int] = frozenset()
+    """All that end the sequence, the model's own included."""
     priority: int = 0
     """Smaller goes first; equals go by age."""
     cache_salt: str = ""
@@ -67,6 +60,7 @@ class Sequence:
     root_hash: BlockHash = field(default_factory=root_hash)
     num_cached_tokens: int | None = None
     """Prompt tokens that were found computed when it was first admitted."""
+    sampling: SamplingState = field(default_factory=SamplingState)
 
     @classmethod
     def of(cls, request: Request, arrival: int, block_size: int, now_s: float) -> "Sequence":
@@ -100,6 +94,13 @@ class Sequence:
     def num_movable_blocks(self) -> int:
         return 0 if self.is_moving else self.table.num_movable(self.num_computed)
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logits of the prompt are still to be computed: not without its hidden states."""
+        if self.request.sampling.prompt_logprobs is None:
+            return False
+        return len(self.sampling.prompt_logprobs) < len(self.request.prompt_token_ids) - 1
+
     def hash_full_blocks(self, num_tokens: int) -> None:
         """Name the full blocks of the first `num_tokens` tokens."""
         extend_hashes(
@@ -125,6 +126,26 @@ class SequenceOutput:
     error: InfiniteLLMError | None = None
     num_cached_tokens: int = 0
     """Of the prompt, with the first output."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With the first output: of the prompt's tokens from the second on."""
+
+    @classmethod
+    def of_step(
+        cls, sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None
+    ) -> "SequenceOutput":
+        """After `sequence` got its next token; `token_ids` is what the caller may see of it."""
+        is_first = sequence.num_output_tokens == 1
+        state = sequence.sampling
+        return cls(
+            sequence.req_id,
+            token_ids,
+            reason,
+            num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
+            logprobs=(state.last_logprobs,) if token_ids and state.last_logprobs else (),
+            prompt_logprobs=tuple(state.prompt_logprobs) if is_first else (),
+        )
 
     @property
     def is_last(self) -> bool:

@@ -45,10 +45,11 @@ class SequenceBlocks:
     def attach_prefix(self, sequence: Sequence) -> None:
         """Hold whatever of the sequence's beginning is computed already, here or on creditors.
 
-        At least one token is left to compute: its logits are wanted.
+        At least one token is left to compute: its logits are wanted. Where logits of the whole
+        prompt are wanted, all of it is.
         """
         self._count(sequence, 0)
-        if not self._is_caching:
+        if not self._is_caching or sequence.wants_prompt_logprobs:
             return
         usable_tokens = sequence.num_tokens - 1
         sequence.hash_full_blocks(sequence.num_tokens)

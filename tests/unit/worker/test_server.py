@@ -18,6 +18,8 @@ from services.common.errors import (
 from services.common.rpc import error_from_rpc
 from tests.unit.worker.rmanager.rig import Instance, eventually
 
+NAN = float("nan")
+
 
 @pytest.fixture
 async def instance(tmp_path: Path) -> AsyncIterator[Instance]:
@@ -44,6 +46,15 @@ async def error_of(instance: Instance, **fields: object) -> InfiniteLLMError:
         ({"max_tokens": 0}, InvalidRequest, "max_tokens"),
         ({"sampling": types_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "temperature"),
         ({"sampling": types_pb2.SamplingParams(top_p=1.5)}, InvalidRequest, "top_p"),
+        ({"sampling": types_pb2.SamplingParams(min_p=NAN)}, InvalidRequest, "min_p"),
+        ({"sampling": types_pb2.SamplingParams(seed=1, logprobs=21)}, InvalidRequest, "logprobs"),
+        (
+            {"sampling": types_pb2.SamplingParams(logit_bias={1000: 1.0})},
+            InvalidRequest,
+            "logit_bias",
+        ),
+        ({"sampling": types_pb2.SamplingParams(min_tokens=4)}, InvalidRequest, "min_tokens"),
+        ({"stop_token_ids": [5, 1000]}, InvalidRequest, "stop_token_ids"),
         ({"max_tokens": 31}, ContextLengthExceeded, "prompt"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from services.common.errors import InvalidRequest
 from services.worker.engine.sampling.logits import edit
@@ -51,7 +52,7 @@ def test_edits_agree_with_the_oracle(
     edit(after, sequences)
     for row, (params, prompt, output, ends) in enumerate(rows):
         wanted = oracle.edited(before[row].tolist(), SamplingParams(**params), prompt, output, ends)
-        assert after[row].tolist() == pytest.approx(wanted, abs=1e-4)
+        assert after[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-4)
 
 
 def test_counts_follow_a_growing_sequence() -> None:
@@ -79,19 +80,20 @@ def test_rows_that_ask_for_nothing_are_not_touched_by_those_that_do() -> None:
     assert torch.equal(logits, before)
 
 
-def test_a_plain_batch_is_one_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_batch_is_one_argmax() -> None:
     """No other operation looks at the logits, none copies them."""
     seen: list[str] = []
 
-    class Watched(torch.Tensor):
-        @classmethod
+    class Watched(TorchFunctionMode):
         def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             seen.append(func.__name__)
-            return super().__torch_function__(func, types, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
 
-    sample(logits_for(4).as_subclass(Watched), [sequence_of() for _ in range(4)])
+    logits = logits_for(4)
+    with Watched():
+        sample(logits, [sequence_of() for _ in range(4)])
     assert seen == ["argmax", "tolist"]
 
 
