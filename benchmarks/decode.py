@@ -66,6 +66,7 @@ def _config(options: argparse.Namespace, workload: Workload) -> Config:
     return replace(
         defaults,
         dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
         num_threads=options.threads,
         num_blocks=workload.blocks_needed(defaults.block_size),
         queue_timeout_s=_PATIENCE_S,

@@ -13,16 +13,16 @@ from typing import Any
 from benchmarks.engine_rig import EngineRig
 from benchmarks.measure import decode_step_s
 from benchmarks.workload import Workload
+from kernels.native.decoder import NativeHead, NativeLayer
 from services.worker.engine import runner
 from services.worker.engine.attention import DistAttention
 from services.worker.engine.engine import Engine
 from services.worker.engine.scheduler import Scheduler
-from services.worker.models import linear
 
 OVERHEAD_PHASES = ("schedule", "metadata", "sampling", "hand-over")
-PHASES = (*OVERHEAD_PHASES, "attention", "matmuls", "lm_head")
+PHASES = (*OVERHEAD_PHASES, "attention", "layers", "lm_head")
 REST = "rest"
-"""Norms, rotations, activations, the embedding, and Python between them."""
+"""The embedding, and Python between the others."""
 
 #: Whose time belongs to which phase. None of them calls another.
 TIMED: tuple[tuple[Any, str, str], ...] = (
@@ -32,9 +32,9 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
     (runner, "_tokens", "metadata"),
     (DistAttention, "begin", "attention"),
     (DistAttention, "__call__", "attention"),
-    (linear.PlainLinear, "__call__", "matmuls"),
-    (linear.OneDnnLinear, "__call__", "matmuls"),
-    (linear.Float16Linear, "__call__", "matmuls"),
+    (NativeLayer, "before_attention", "layers"),
+    (NativeLayer, "after_attention", "layers"),
+    (NativeHead, "logits", "lm_head"),
     (runner, "sample", "sampling"),
     (Engine, "_publish", "hand-over"),
 )
@@ -43,9 +43,8 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
 class StepClock:
     """The seconds of each step by phase."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
-        self._vocab_size = vocab_size
         self._current: defaultdict[str, float] = defaultdict(float)
 
     def timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
@@ -55,8 +54,7 @@ class StepClock:
             started = time.perf_counter()
             result = function(*args, **kwargs)
             elapsed_s = time.perf_counter() - started
-            is_lm_head = phase == "matmuls" and result.shape[-1] == self._vocab_size
-            self._current["lm_head" if is_lm_head else phase] += elapsed_s
+            self._current[phase] += elapsed_s
             return result
 
         return call
@@ -88,7 +86,7 @@ def timed_engine(clock: StepClock) -> Iterator[None]:
 
 def profile_decode(rig: EngineRig, workload: Workload, batch: int) -> dict[str, float]:
     """Seconds of a decode step by phase, each the median over the measured steps."""
-    clock = StepClock(workload.vocab_size)
+    clock = StepClock()
     with timed_engine(clock):
         decode_step_s(rig, workload, batch)
         # What comes before them are the prompts; once the batch decodes, every step is alike.

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import torch
 
+from kernels.decoder import DecoderKernels, DecoderShape
 from kernels.interface import Kernels
 from kernels.native.build import BuildError, default_cache_dir
+from kernels.native.decoder import NativeDecoder, supports
 from kernels.native.kernels import NativeKernels
 from kernels.reference import ReferenceKernels
+from kernels.torch_decoder import TorchDecoder
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -31,3 +34,12 @@ def select(device: str, num_threads: int, cache_dir: Path | None = None) -> Kern
     except (BuildError, OSError) as error:
         logger.warning("slow reference kernels are used: %s", error)
         return ReferenceKernels()
+
+
+def select_decoder(
+    kernels: Kernels, shape: DecoderShape, dtype: torch.dtype, device: torch.device
+) -> DecoderKernels:
+    """What suits the kernels that attend: their threads compute the layers, too."""
+    if isinstance(kernels, NativeKernels) and supports(shape):
+        return NativeDecoder(kernels, shape, dtype)
+    return TorchDecoder(shape, dtype, device)

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 
-#include "simd.h"
+#include "amx.h"
+#include "decoder.h"
 
 namespace illm {
 namespace {
@@ -84,10 +85,10 @@ const char* illm_write_kv(const Pool* pool, int layer, const float* k, const flo
   const int64_t num_slots = int64_t(pool->num_blocks) * pool->block_size;
   const char* error = find_error(slots, num_rows, num_slots);
   if (error) return error;
-  if (pool->is_half) {
-    write_kv<Half>(*pool, layer, k, v, slots, num_rows);
-  } else {
-    write_kv<float>(*pool, layer, k, v, slots, num_rows);
+  switch (pool->format) {
+    case kFloat: write_kv<float>(*pool, layer, k, v, slots, num_rows); break;
+    case kHalf: write_kv<Half>(*pool, layer, k, v, slots, num_rows); break;
+    default: write_kv<Brain>(*pool, layer, k, v, slots, num_rows);
   }
   return nullptr;
 }
@@ -110,5 +111,35 @@ void illm_finalize(const float* acc, const float* sum, int64_t num_vectors, int6
     const float scale = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
     for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * scale;
   }
+}
+
+// The format in which weights of a type are fastest here.
+int32_t illm_fastest_format(int32_t format) {
+  return format == kBrain && may_use_amx() ? kBrainTiles : format;
+}
+
+int64_t illm_matrix_bytes(const Matrix* matrix) {
+  return matrix->num_panels() * matrix->panel_bytes();
+}
+
+void illm_pack(ThreadPool* threads, const Matrix* matrix, const float* first,
+               const float* second) {
+  pack(*threads, *matrix, first, second);
+}
+
+void illm_before_attention(ThreadPool* threads, const Layer* layer, const float* hidden,
+                           int num_rows, const float* cos, const float* sin, float* q, float* k,
+                           float* v) {
+  before_attention(*threads, *layer, hidden, num_rows, cos, sin, {q, k, v});
+}
+
+void illm_after_attention(ThreadPool* threads, const Layer* layer, float* hidden, int num_rows,
+                          const float* attended) {
+  after_attention(*threads, *layer, hidden, num_rows, attended);
+}
+
+void illm_compute_logits(ThreadPool* threads, const float* norm, float eps, const Matrix* head,
+                         const float* hidden, int num_rows, float* logits) {
+  compute_logits(*threads, norm, eps, *head, hidden, num_rows, logits);
 }
 }

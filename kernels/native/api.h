@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "matrix.h"
 #include "partial.h"
 #include "thread_pool.h"
 
@@ -11,7 +12,7 @@ namespace illm {
 // Mirrored by kernels/native/library.py.
 struct Pool {
   void* data;  // [num_blocks, num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]
-  int32_t num_blocks, num_layers, num_kv_heads, block_size, head_dim, is_half;
+  int32_t num_blocks, num_layers, num_kv_heads, block_size, head_dim, format;
 
   int64_t plane_size() const { return int64_t(num_kv_heads) * block_size * head_dim; }
   int64_t block_stride() const { return int64_t(num_layers) * 2 * plane_size(); }

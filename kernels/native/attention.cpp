@@ -8,11 +8,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "api.h"
+#include "buffer.h"
 #include "narrow.h"
 #include "stage.h"
+#include "tiled.h"
 
 namespace illm {
 namespace {
@@ -21,6 +24,7 @@ constexpr int kFewVectors = 16;    // query vectors per KV head up to which a se
 constexpr int kSplit = 1024;       // slots
 constexpr int kDecodeChunk = 64;   // slots of every KV head: enough work to hide the next chunk
 constexpr int kTileVectors = 126;  // query vectors of a prefill tile
+constexpr int kScoreRows = 32;     // that are worked on at a time, at most
 
 struct Item {
   int seq;
@@ -43,19 +47,30 @@ struct Batch {
   }
 };
 
-struct Scratch {
-  std::vector<float> queries, acc, max, sum, keys, values, scores;
+class Scratch {
+ public:
+  float *queries, *acc, *max, *sum;  // of an item's vectors
+  float *keys, *values;              // of a chunk, staged
+  float* scores;
+  Brain* operand;
 
   void reset(int num_vectors, int dim) {
     const int padded_dim = round_up(dim, kPanel);
-    queries.resize(std::max(queries.size(), size_t(num_vectors) * kStride));
-    acc.assign(size_t(num_vectors) * padded_dim, 0.0f);
-    max.assign(num_vectors, -INFINITY);
-    sum.assign(num_vectors, 0.0f);
-    keys.resize(std::max(keys.size(), size_t(kMaxChunk) * dim));
-    values.resize(std::max(values.size(), size_t(kMaxChunk) * padded_dim));
-    scores.resize(kFewVectors * kStride);
+    queries = buffers_[0].take<float>(int64_t(num_vectors) * kStride);
+    acc = buffers_[1].take<float>(int64_t(num_vectors) * padded_dim);
+    max = buffers_[2].take<float>(num_vectors);
+    sum = buffers_[3].take<float>(num_vectors);
+    keys = buffers_[4].take<float>(kMaxChunk * dim);
+    values = buffers_[5].take<float>(kMaxChunk * padded_dim);
+    scores = buffers_[6].take<float>(kScoreRows * kStride);
+    operand = buffers_[7].take<Brain>(kScoreRows * kOperandStride);
+    std::fill_n(acc, num_vectors * padded_dim, 0.0f);
+    std::fill_n(max, num_vectors, -INFINITY);
+    std::fill_n(sum, num_vectors, 0.0f);
   }
+
+ private:
+  Buffer buffers_[8];
 };
 
 // Vectors are ordered KV head, row, query head of the group: a KV head's are one tile.
@@ -74,7 +89,7 @@ void load_queries(const Batch& batch, const Item& item, Scratch& scratch) {
       call.q + (call.row_start[item.seq] + item.first_row) * call.num_heads * dim;
   for_each_vector(item, batch.group, [&](int vector, int row, int head) {
     const float* from = q + (int64_t(row) * call.num_heads + head) * dim;
-    std::copy(from, from + dim, scratch.queries.data() + int64_t(vector) * kStride);
+    std::copy(from, from + dim, scratch.queries + int64_t(vector) * kStride);
   });
 }
 
@@ -82,11 +97,30 @@ void store_partial(const Batch& batch, const Item& item, const Scratch& scratch)
   const int64_t dim = batch.call.pool.head_dim, padded_dim = round_up(dim, kPanel);
   for_each_vector(item, batch.group, [&](int vector, int row, int head) {
     const Partial out = item.out.at(int64_t(row) * batch.call.num_heads + head, dim);
-    const float* acc = scratch.acc.data() + vector * padded_dim;
+    const float* acc = scratch.acc + vector * padded_dim;
     std::copy(acc, acc + dim, out.acc);
     *out.max = scratch.max[vector];
     *out.sum = scratch.sum[vector];
   });
+}
+
+template <class T, class Visible>
+void attend_wide(const Tile& tile, const Chunk& chunk, const PagedHead<T>& keys,
+                 const PagedHead<T>& values, Scratch& scratch, const Visible& visible) {
+#if ILLM_HAS_AMX
+  if constexpr (std::is_same_v<T, Brain>) {
+    if (keys.head_dim % kTileDepth == 0 && may_use_amx()) {
+      Brain *key_tiles = (Brain*)scratch.keys, *value_tiles = (Brain*)scratch.values;
+      tile_keys(keys, chunk, key_tiles);
+      tile_values(values, chunk, value_tiles);
+      return attend_tiled(tile, chunk, key_tiles, value_tiles, keys.head_dim, scratch.scores,
+                          scratch.operand, visible);
+    }
+  }
+#endif
+  stage_keys(keys, chunk, scratch.keys);
+  stage_values(values, chunk, scratch.values);
+  attend_staged(tile, chunk, scratch.keys, scratch.values, keys.head_dim, scratch.scores, visible);
 }
 
 template <class T>
@@ -106,21 +140,18 @@ void attend_item(const Batch& batch, const Item& item, Scratch& scratch) {
       PagedHead<T> values = keys;
       values.base += pool.plane_size();
       const int64_t from = int64_t(h) * num_vectors;
-      const Tile tile{scratch.queries.data() + from * kStride,
-                      scratch.acc.data() + from * round_up(dim, kPanel),
-                      scratch.max.data() + from, scratch.sum.data() + from};
+      const Tile tile{scratch.queries + from * kStride,
+                      scratch.acc + from * round_up(dim, kPanel),
+                      scratch.max + from, scratch.sum + from};
       const auto visible = [&](int vector) {
         const int row = item.first_row + vector / batch.group;
         return std::min(batch.visible(item.seq, row), end) - begin;
       };
       const Chunk chunk{first * batch.group, num_vectors, begin, end, item.end};
       if (num_vectors <= kFewVectors && dim % kPanel == 0) {
-        attend_narrow(tile, chunk, keys, values, scratch.scores.data(), visible);
+        attend_narrow(tile, chunk, keys, values, scratch.scores, visible);
       } else {
-        stage_keys(keys, chunk, scratch.keys.data());
-        stage_values(values, chunk, scratch.values.data());
-        attend_staged(tile, chunk, scratch.keys.data(), scratch.values.data(), dim,
-                      scratch.scores.data(), visible);
+        attend_wide(tile, chunk, keys, values, scratch, visible);
       }
     }
   }
@@ -130,10 +161,10 @@ void run_item(const Batch& batch, const Item& item) {
   thread_local Scratch scratch;
   scratch.reset(item.num_heads * item.num_rows * batch.group, batch.call.pool.head_dim);
   load_queries(batch, item, scratch);
-  if (batch.call.pool.is_half) {
-    attend_item<Half>(batch, item, scratch);
-  } else {
-    attend_item<float>(batch, item, scratch);
+  switch (batch.call.pool.format) {
+    case kFloat: attend_item<float>(batch, item, scratch); break;
+    case kHalf: attend_item<Half>(batch, item, scratch); break;
+    default: attend_item<Brain>(batch, item, scratch);
   }
   store_partial(batch, item, scratch);
 }

@@ -4,12 +4,11 @@ import weakref
 from ctypes import byref
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from kernels.checks import check_attention, check_finalize, check_merge, check_write
 from kernels.native.build import build_library
-from kernels.native.library import Pool, load_library
+from kernels.native.library import FORMATS, Pool, load_library
 from kernels.partial import AttentionPartial, PagedRows
 
 MIN_BLOCK_SIZE = 16
@@ -23,14 +22,14 @@ class NativeKernels:
         """Builds the library where it is missing; raises BuildError or OSError if that fails."""
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
-        self._library = load_library(build_library(cache_dir))
-        self._threads = self._library.start_threads(num_threads)
+        self.library = load_library(build_library(cache_dir))
+        self.threads = self.library.start_threads(num_threads)
         # At exit another thread may still be inside a call; the process ends the threads anyway.
-        weakref.finalize(self, self._library.stop_threads, self._threads).atexit = False
+        weakref.finalize(self, self.library.stop_threads, self.threads).atexit = False
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         check_write(pool, layer, k, v, slots)
-        error = self._library.write_kv(
+        error = self.library.write_kv(
             byref(_view(pool)), layer, k.data_ptr(), v.data_ptr(), slots.data_ptr(), slots.shape[0]
         )
         _raise_if(error)
@@ -39,8 +38,8 @@ class NativeKernels:
         self, q: Tensor, pool: Tensor, layer: int, rows: PagedRows, out: AttentionPartial
     ) -> None:
         check_attention(q, pool, layer, rows, out)
-        error = self._library.micro_attention(
-            self._threads,
+        error = self.library.micro_attention(
+            self.threads,
             byref(_view(pool)),
             layer,
             q.data_ptr(),
@@ -62,7 +61,7 @@ class NativeKernels:
     def merge_rows(self, into: AttentionPartial, row_ids: Tensor, other: AttentionPartial) -> None:
         check_merge(into, row_ids, other)
         num_rows, num_heads, head_dim = into.acc.shape
-        error = self._library.merge_rows(
+        error = self.library.merge_rows(
             into.acc.data_ptr(),
             into.max.data_ptr(),
             into.sum.data_ptr(),
@@ -80,7 +79,7 @@ class NativeKernels:
     def finalize(self, partial: AttentionPartial, out: Tensor) -> None:
         check_finalize(partial, out)
         num_rows, num_heads, head_dim = partial.acc.shape
-        self._library.finalize(
+        self.library.finalize(
             partial.acc.data_ptr(),
             partial.sum.data_ptr(),
             num_rows * num_heads,
@@ -95,11 +94,14 @@ def _view(pool: Tensor) -> Pool:
         raise ValueError(f"block_size must be a power of two of at least 16, not {block_size}")
     if head_dim % 8 or not 0 < head_dim <= MAX_HEAD_DIM:
         raise ValueError(f"head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}")
-    if pool.dtype not in (torch.float32, torch.float16):
-        raise ValueError(f"on a CPU the pool must be float32 or float16, not {pool.dtype}")
-    is_half = pool.dtype == torch.float16
     return Pool(
-        pool.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, is_half
+        pool.data_ptr(),
+        num_blocks,
+        num_layers,
+        num_kv_heads,
+        block_size,
+        head_dim,
+        FORMATS[pool.dtype],
     )
 
 

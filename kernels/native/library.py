@@ -2,10 +2,12 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 class Pool(ctypes.Structure):
@@ -16,8 +18,35 @@ class Pool(ctypes.Structure):
         ("num_kv_heads", c_int32),
         ("block_size", c_int32),
         ("head_dim", c_int32),
-        ("is_half", c_int32),
+        ("format", c_int32),
     )
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("num_out", c_int32),
+        ("num_in", c_int32),
+        ("format", c_int32),
+    )
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", Matrix),
+        ("attention_out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("eps", c_float),
+    )
+
+
+FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +55,35 @@ class Library:
 
     start_threads: Callable[..., int]
     stop_threads: Callable[..., None]
+    fastest_format: Callable[..., int]
+    matrix_bytes: Callable[..., int]
+    pack: Callable[..., None]
+    before_attention: Callable[..., None]
+    after_attention: Callable[..., None]
+    compute_logits: Callable[..., None]
     finalize: Callable[..., None]
     micro_attention: Callable[..., bytes | None]
     write_kv: Callable[..., bytes | None]
     merge_rows: Callable[..., bytes | None]
 
 
-_PARTIAL = (c_void_p, c_void_p, c_void_p)
+_THREE = (c_void_p, c_void_p, c_void_p)
 _POOL_AND_LAYER = (POINTER(Pool), c_int)
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "start_threads": (c_void_p, (c_int,)),
     "stop_threads": (None, (c_void_p,)),
+    "fastest_format": (c_int32, (c_int32,)),
+    "matrix_bytes": (c_int64, (POINTER(Matrix),)),
+    "pack": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p)),
+    "before_attention": (
+        None,
+        (c_void_p, POINTER(Layer), c_void_p, c_int, c_void_p, c_void_p, *_THREE),
+    ),
+    "after_attention": (None, (c_void_p, POINTER(Layer), c_void_p, c_int, c_void_p)),
+    "compute_logits": (
+        None,
+        (c_void_p, c_void_p, c_float, POINTER(Matrix), c_void_p, c_int, c_void_p),
+    ),
     "finalize": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
     "micro_attention": (
         c_char_p,
@@ -44,13 +91,13 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
             *(c_void_p, *_POOL_AND_LAYER),
             *(c_void_p, c_int64, c_int),  # q, num_rows, num_heads
             *(c_int, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_bool),  # PagedRows
-            *_PARTIAL,
+            *_THREE,
         ),
     ),
     "write_kv": (c_char_p, (*_POOL_AND_LAYER, c_void_p, c_void_p, c_void_p, c_int64)),
     "merge_rows": (
         c_char_p,
-        (*_PARTIAL, c_int64, c_void_p, c_int64, *_PARTIAL, c_int64, c_int64),
+        (*_THREE, c_int64, c_void_p, c_int64, *_THREE, c_int64, c_int64),
     ),
 }
 

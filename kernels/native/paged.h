@@ -31,13 +31,4 @@ inline void find_rows(const PagedHead<T>& head, int slot, int end, const T* (&ro
   for (int i = 0; i < kLanes; ++i) rows[i] = first + std::min(i, last) * head.head_dim;
 }
 
-constexpr int kCacheLine = 64;
-
-// A burst of prefetches overflows the fill buffers, so each step of staging asks for a little.
-template <class T>
-inline void prefetch(const T* rows, int num_elements) {
-  const char* p = reinterpret_cast<const char*>(rows);
-  for (int i = 0; i < num_elements * (int)sizeof(T); i += kCacheLine) __builtin_prefetch(p + i, 0, 2);
-}
-
 }  // namespace illm

@@ -2,6 +2,7 @@
 // Written with compiler vector extensions, so that one source serves AVX-512, AVX2 and NEON.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -23,6 +24,26 @@ using Half = _Float16;
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int IntVec __attribute__((vector_size(kLanes * sizeof(int))));
 
+// bfloat16: the upper half of a float.
+struct Brain {
+  uint16_t bits;
+
+  Brain() = default;
+  explicit Brain(float x) {
+    uint32_t b;
+    std::memcpy(&b, &x, sizeof b);
+    bits = uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);  // to the nearest, ties to even
+  }
+  explicit operator float() const {
+    const uint32_t b = uint32_t(bits) << 16;
+    float x;
+    std::memcpy(&x, &b, sizeof x);
+    return x;
+  }
+};
+typedef uint16_t ShortVec __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+typedef uint32_t WordVec __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
 inline Vec splat(float x) { return x - Vec{}; }
 
 inline Vec load(const float* p) {
@@ -43,6 +64,12 @@ inline Vec load(const Half* p) {
 #endif
 }
 
+inline Vec load(const Brain* p) {
+  ShortVec bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return (Vec)(__builtin_convertvector(bits, WordVec) << 16);
+}
+
 // The first n lanes from memory, zero in the others.
 template <class T>
 inline Vec load_some(const T* p, int n) {
@@ -53,6 +80,12 @@ inline Vec load_some(const T* p, int n) {
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+inline void store(Brain* p, Vec v) {
+  const WordVec b = (WordVec)v;
+  const ShortVec bits = __builtin_convertvector((b + 0x7fff + (b >> 16 & 1)) >> 16, ShortVec);
+  std::memcpy(p, &bits, sizeof bits);
+}
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
@@ -140,6 +173,20 @@ inline Vec exp_nonpositive(Vec x) {
   y = y * r * r + r + 1.0f;
   const IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
   return vanishes ? Vec{} : y * (Vec)exponent;
+}
+
+inline Vec silu(Vec x) {
+  const Vec e = exp_nonpositive(x < 0.0f ? x : -x);
+  return x * (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+}
+
+constexpr int kCacheLine = 64;
+
+// A burst of prefetches overflows the fill buffers, so each step of a loop asks for a little.
+template <class T>
+inline void prefetch(const T* rows, int num_elements) {
+  const char* p = reinterpret_cast<const char*>(rows);
+  for (int i = 0; i < num_elements * (int)sizeof(T); i += kCacheLine) __builtin_prefetch(p + i, 0, 2);
 }
 
 }  // namespace illm

@@ -1,13 +1,19 @@
-// A pool of threads that sleep while there is nothing to do: other processes share the cores.
+// A pool of threads that wait a moment for the next job before they sleep: within a step the next
+// one follows within microseconds, between steps other processes share the cores.
 // Any number of callers may run jobs at the same time; each works on its own job too.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace illm {
 
@@ -26,6 +32,8 @@ class ThreadPool {
     for (std::thread& thread : threads_) thread.join();
   }
 
+  int num_threads() const { return (int)threads_.size() + 1; }
+
   // Calls function(i) for every i in 0..count-1, in any order, and returns when all are done.
   template <class Function>
   void run(int count, const Function& function) {
@@ -34,12 +42,17 @@ class ThreadPool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       jobs_.push_back(&job);
+      num_jobs_.store((int)jobs_.size());
     }
     for (int i = 1; i < count && i <= (int)threads_.size(); ++i) has_job_.notify_one();
     job.work();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      withdraw(&job);
+    }
+    if (spin([&job] { return job.num_helpers.load() == 0; })) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    withdraw(&job);
-    is_left_.wait(lock, [&job] { return job.num_helpers == 0; });
+    is_left_.wait(lock, [&job] { return job.num_helpers.load() == 0; });
   }
 
  private:
@@ -48,7 +61,7 @@ class ThreadPool {
     const void* function;
     int count;
     std::atomic<int> next{0};
-    int num_helpers = 0;  // guarded by the pool's mutex
+    std::atomic<int> num_helpers{0};  // grows under the pool's mutex only
 
     void work() {
       for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) call(function, i);
@@ -56,8 +69,9 @@ class ThreadPool {
   };
 
   void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
+      spin([this] { return num_jobs_.load() > 0; });
+      std::unique_lock<std::mutex> lock(mutex_);
       has_job_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
       if (stopping_) return;
       Job* job = jobs_.front();
@@ -66,6 +80,7 @@ class ThreadPool {
       job->work();
       lock.lock();
       withdraw(job);
+      // From here on the job may be gone: its caller watches the count without the mutex.
       if (--job->num_helpers == 0) is_left_.notify_all();
     }
   }
@@ -73,12 +88,32 @@ class ThreadPool {
   // The mutex is held. A job that was worked on has no index left to hand out.
   void withdraw(Job* job) {
     jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());
+    num_jobs_.store((int)jobs_.size());
   }
+
+  // Whether `is_done` came true soon.
+  template <class Condition>
+  static bool spin(const Condition& is_done) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    do {
+      for (int i = 0; i < kChecksPerLook; ++i) {
+        if (is_done()) return true;
+#if defined(__x86_64__)
+        _mm_pause();
+#endif
+      }
+    } while (std::chrono::steady_clock::now() < until);
+    return false;
+  }
+
+  static constexpr std::chrono::microseconds kPatience{50};  // about what waking a thread costs
+  static constexpr int kChecksPerLook = 16;
 
   std::mutex mutex_;
   std::condition_variable has_job_;
   std::condition_variable is_left_;
   std::vector<Job*> jobs_;
+  std::atomic<int> num_jobs_{0};
   std::vector<std::thread> threads_;
   bool stopping_ = false;
 };

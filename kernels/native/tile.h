@@ -17,13 +17,16 @@ constexpr int kMaxChunk = 128;           // slots per chunk; <= kStride
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-template <int Rows, class T>
-inline void multiply(const float* a, const T* b, int b_stride, int depth, Vec (&c)[Rows][2]) {
+// Prefetches what lies Ahead elements of b on, if anything.
+template <int Rows, class T, int Ahead = 0>
+inline void multiply(const float* a, int a_stride, const T* b, int b_stride, int depth,
+                     Vec (&c)[Rows][2]) {
   for (int k = 0; k < depth; ++k, b += b_stride) {
+    if constexpr (Ahead > 0) prefetch(b + Ahead, kPanel);
     const Vec b0 = load(b), b1 = load(b + kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
-      const float x = a[i * kStride + k];
+      const float x = a[i * a_stride + k];
       c[i][0] += x * b0;
       c[i][1] += x * b1;
     }
@@ -35,7 +38,7 @@ template <int Rows>
 void score_rows(const float* queries, const float* keys, int dim, int columns, float* scores) {
   for (int column = 0; column < columns; column += kPanel, keys += dim * kPanel) {
     Vec c[Rows][2] = {};
-    multiply<Rows>(queries, keys, kPanel, dim, c);
+    multiply<Rows>(queries, kStride, keys, kPanel, dim, c);
     for (int i = 0; i < Rows; ++i) {
       store(scores + i * kStride + column, c[i][0]);
       store(scores + i * kStride + column + kLanes, c[i][1]);
@@ -52,7 +55,7 @@ void weigh_rows(const float* weights, const T* values, int dim, int columns, flo
       c[i][0] = load(acc + i * dim + d);
       c[i][1] = load(acc + i * dim + d + kLanes);
     }
-    multiply<Rows>(weights, values + d, dim, columns, c);
+    multiply<Rows>(weights, kStride, values + d, dim, columns, c);
     for (int i = 0; i < Rows; ++i) {
       store(acc + i * dim + d, c[i][0]);
       store(acc + i * dim + d + kLanes, c[i][1]);

@@ -22,8 +22,9 @@ class Config:
     """The name clients use; empty means `model`'s last path component."""
     num_blocks: int = 1024
     block_size: int = 16
-    dtype: Literal["float32", "float16"] = "float32"
-    kv_dtype: Literal["float32", "float16"] = "float32"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Of the weights. bfloat16 also rounds what is multiplied with them, where a CPU has AMX."""
+    kv_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     device: str = "cpu"
     num_threads: int = 1
     max_batched_tokens: int = 256

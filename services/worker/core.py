@@ -21,8 +21,6 @@ from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.models.llama import LlamaFamilyModel
 from services.worker.models.load import load_model
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16}
-
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -37,10 +35,11 @@ class Core:
 def build_core(config: Config, folder: Path) -> Core:
     """Loads the model, which takes a while, and sets the number of torch's threads."""
     torch.set_num_threads(config.num_threads)
-    model = load_model(folder, config.dtype, config.device)
+    chosen = kernels.select(config.device, config.num_threads)
+    model = load_model(folder, config.dtype, config.device, chosen)
     storage = _allocate(config, model)
     pool = BlockPool(config.num_blocks, storage.poison if config.poison_freed_blocks else None)
-    return Core(model, storage, kernels.select(config.device, config.num_threads), pool)
+    return Core(model, storage, chosen, pool)
 
 
 def build_scheduler(config: Config, core: Core) -> Scheduler:
@@ -73,7 +72,7 @@ def _allocate(config: Config, model: LlamaFamilyModel) -> KvStorage:
         model.config.num_kv_heads,
         config.block_size,
         model.config.head_dim,
-        _DTYPES[config.kv_dtype],
+        getattr(torch, config.kv_dtype),
     )
     try:
         return KvStorage(config.num_blocks, shape)

@@ -8,6 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import kernels
+from kernels import Kernels
+from kernels.reference import ReferenceKernels
+
 SaveTiny = Callable[..., Path]
 
 
@@ -18,6 +22,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["native", "torch"])
+def any_kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Each in turn of what can be below a model."""
+    return ReferenceKernels() if request.param == "torch" else native_kernels()
+
+
+def native_kernels() -> Kernels:
+    return kernels.select("cpu", 1)
 
 
 @pytest.fixture

@@ -24,12 +24,13 @@ class PackedRun:
         self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
         self._attention.row_counts = counts
         ends = torch.tensor(counts).cumsum(0)
-        return self._model.forward(
+        logits = self._model.forward(
             torch.tensor([token for part in tokens for token in part]),
             torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]),
             self._attention,
             torch.arange(int(ends[-1])) if all_rows else ends - 1,
         )
+        return logits.clone()
 
     def greedy(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         generated: list[list[int]] = [[] for _ in prompts]

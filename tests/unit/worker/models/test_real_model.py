@@ -10,9 +10,8 @@ from transformers import AutoTokenizer
 
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
 from services.worker.models.config import ModelConfig
-from services.worker.models.linear import WeightDtype
-from services.worker.models.load import load_model
-from tests.unit.worker.models.conftest import load_oracle
+from services.worker.models.load import WeightDtype, load_model
+from tests.unit.worker.models.conftest import load_oracle, native_kernels
 from tests.unit.worker.models.packed import PackedRun
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -49,7 +48,9 @@ def test_config_is_the_published_one(folder: Path) -> None:
 
 def test_logits_equal_transformers(folder: Path, oracle: Any, tokenizer: Any) -> None:
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    logits = PackedRun(load_model(folder, "float32", "cpu"), len(prompts)).step(prompts)
+    logits = PackedRun(load_model(folder, "float32", "cpu", native_kernels()), len(prompts)).step(
+        prompts
+    )
     with torch.inference_mode():
         expected = torch.cat([oracle(torch.tensor([ids])).logits[:, -1] for ids in prompts])
     torch.testing.assert_close(logits, expected, atol=5e-4, rtol=0)
@@ -73,7 +74,7 @@ def test_greedy_tokens_equal_generate(
     folder: Path, oracle_tokens: list[list[int]], tokenizer: Any, dtype: WeightDtype
 ) -> None:
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    run = PackedRun(load_model(folder, dtype, "cpu"), len(prompts))
+    run = PackedRun(load_model(folder, dtype, "cpu", native_kernels()), len(prompts))
     assert run.greedy(prompts, NUM_TOKENS) == oracle_tokens
 
 
@@ -98,7 +99,7 @@ def test_the_chat_template_renders(tokenizer: Any) -> None:
 
 def test_it_answers_and_stops(folder: Path, tokenizer: Any) -> None:
     rendered = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    model = load_model(folder, "float32", "cpu")
+    model = load_model(folder, "float32", "cpu", native_kernels())
     [answer] = PackedRun(model, 1).greedy([tokenizer(rendered).input_ids], 8)
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
     assert answer[-1] in model.config.eos_token_ids

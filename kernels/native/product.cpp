@@ -1,0 +1,77 @@
+#include "product.h"
+
+#include "amx.h"
+
+namespace illm {
+namespace {
+
+constexpr int kReadAheadBytes = 8192;
+
+template <class T>
+void multiply_block(const float* a, int stride, int num_rows, const T* panel, int num_in,
+                    bool is_first, float* c) {
+  for (int row = 0; row < num_rows; row += kRowsPerProduct) {
+    const int n = std::min(kRowsPerProduct, num_rows - row);
+    with_constant<kRowsPerProduct>(n, [&](auto count) {
+      Vec sums[count][2] = {};
+      if (is_first && row == 0) {
+        constexpr int ahead = kReadAheadBytes / (int)sizeof(T);
+        multiply<count, T, ahead>(a + row * stride, stride, panel, kPanel, num_in, sums);
+      } else {
+        multiply<count, T>(a + row * stride, stride, panel, kPanel, num_in, sums);
+      }
+      for (int i = 0; i < n; ++i) {
+        store(c + (row + i) * kPanel, sums[i][0]);
+        store(c + (row + i) * kPanel + kLanes, sums[i][1]);
+      }
+    });
+  }
+}
+
+#if ILLM_HAS_AMX
+void multiply_block_of_tiles(const Brain* a, int stride, int num_rows, const Brain* panel,
+                             int num_in, bool is_first, float* c) {
+  const int depth = round_up(num_in, kTileDepth);
+  const int ahead = is_first ? kReadAheadBytes / (int)sizeof(Brain) : 0;
+  if (num_rows > kTileRows) {
+    multiply_tiles<2>(a, stride, panel, depth, ahead, c, kPanel);
+  } else {
+    multiply_tiles<1>(a, stride, panel, depth, ahead, c, kPanel);
+  }
+}
+#endif
+
+}  // namespace
+
+Multiplier::Multiplier(const Input& input, int num_rows, const Matrix& matrix)
+    : input_(input), num_rows_(num_rows), matrix_(matrix) {
+#if ILLM_HAS_AMX
+  if (matrix.format == kBrainTiles) configure_tiles();
+#endif
+}
+
+Multiplier::~Multiplier() {
+#if ILLM_HAS_AMX
+  if (matrix_.format == kBrainTiles) release_tiles();
+#endif
+}
+
+void Multiplier::multiply(int row, int p, float* c) const {
+  const int n = std::min(kRowsPerBlock, num_rows_ - row), stride = input_.stride;
+  const void* panel = static_cast<const char*>(matrix_.data) + p * matrix_.panel_bytes();
+  const auto block = [&](auto* weights) {
+    multiply_block(input_.row<float>(row), stride, n, weights, matrix_.num_in, row == 0, c);
+  };
+  switch (matrix_.format) {
+    case kFloat: return block(static_cast<const float*>(panel));
+    case kHalf: return block(static_cast<const Half*>(panel));
+    case kBrain: return block(static_cast<const Brain*>(panel));
+#if ILLM_HAS_AMX
+    case kBrainTiles:
+      return multiply_block_of_tiles(input_.row<Brain>(row), stride, n,
+                                     static_cast<const Brain*>(panel), matrix_.num_in, row == 0, c);
+#endif
+  }
+}
+
+}  // namespace illm

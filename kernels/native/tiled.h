@@ -1,0 +1,93 @@
+// Many query vectors (prefill) against a chunk of slots of one KV head through the matrix unit:
+// queries, K, the weights of the softmax and V are bfloat16, all sums float.
+#pragma once
+
+#include "amx.h"
+#include "paged.h"
+#include "tile.h"
+
+namespace illm {
+
+constexpr int kTiledRows = 2 * kTileRows;
+constexpr int kOperandStride = 288;  // bfloat16 between rows; odd in cache lines
+
+#if ILLM_HAS_AMX
+
+// K of the chunk to panels of 32 slots, [dim / 32][2][16 pairs of dim][16 slots][2]. Columns beyond
+// the chunk hold some other slot's K: nothing beyond its end is read.
+inline void tile_keys(const PagedHead<Brain>& head, const Chunk& chunk, Brain* panels) {
+  const int dim = head.head_dim;
+  for (int column = 0; column < round_up(chunk.num_slots(), kPanel); column += kLanes) {
+    const Brain* rows[kLanes];
+    find_rows(head, chunk.begin + column, chunk.end, rows);
+    Brain* panel = panels + column / kPanel * kPanel * dim + column % kPanel / kLanes * kTileSize;
+    for (int d = 0; d < dim; d += kTileDepth) {
+      Vec tile[kLanes];
+      for (int i = 0; i < kLanes; ++i) std::memcpy(&tile[i], rows[i] + d, sizeof(Vec));
+      transpose(tile);
+      std::memcpy(panel + d / kTileDepth * 2 * kTileSize, tile, sizeof tile);
+    }
+  }
+}
+
+// V of the chunk to panels of 32 dims, [slots / 32][2][16 pairs of slots][16 dims][2]; slots beyond
+// the chunk are zeros.
+inline void tile_values(const PagedHead<Brain>& head, const Chunk& chunk, Brain* panels) {
+  const int dim = head.head_dim, depth = round_up(chunk.num_slots(), kTileDepth);
+  const auto bits = [&](int slot, int d) {
+    return slot < chunk.end ? (WordVec)load(head.row(slot) + d) : WordVec{};
+  };
+  for (int j = 0; j < depth; j += 2) {
+    Brain* pair = panels + j / kTileDepth * 2 * kTileSize + j % kTileDepth / 2 * kTileDepth;
+    for (int d = 0; d < dim; d += kLanes) {
+      const WordVec words = bits(chunk.begin + j, d) >> 16 | bits(chunk.begin + j + 1, d);
+      Brain* to = pair + d / kPanel * kPanel * depth + d % kPanel / kLanes * kTileSize;
+      std::memcpy(to, &words, sizeof words);
+    }
+  }
+}
+
+inline void narrow_rows(const float* from, int num_rows, int width, Brain* to) {
+  for (int i = 0; i < num_rows; ++i)
+    for (int d = 0; d < width; d += kLanes) store(to + i * kOperandStride + d, load(from + i * kStride + d));
+}
+
+inline void multiply_row_tiles(const Brain* a, int num_rows, const Brain* b, int depth, float* c,
+                               int c_stride) {
+  if (num_rows > kTileRows) {
+    multiply_tiles<2>(a, kOperandStride, b, depth, 0, c, c_stride);
+  } else {
+    multiply_tiles<1>(a, kOperandStride, b, depth, 0, c, c_stride);
+  }
+}
+
+// As attend_staged, kTiledRows rows at a time: scores [kTiledRows, kStride] and, rounded for a
+// product, operand [kTiledRows, kOperandStride].
+template <class Visible>
+void attend_tiled(const Tile& tile, const Chunk& chunk, const Brain* keys, const Brain* values,
+                  int dim, float* scores, Brain* operand, const Visible& visible) {
+  const int columns = round_up(chunk.num_slots(), kPanel);
+  configure_tiles();
+  for (int row = chunk.first_row; row < chunk.num_rows; row += kTiledRows) {
+    const int n = std::min(kTiledRows, chunk.num_rows - row);
+    narrow_rows(tile.queries + row * kStride, n, dim, operand);
+    for (int column = 0; column < columns; column += kPanel)
+      multiply_row_tiles(operand, n, keys + column * dim, dim, scores + column, kStride);
+    for (int i = 0; i < n; ++i)
+      soften_row(tile, row + i, dim, scores + i * kStride, visible(row + i), columns);
+    narrow_rows(scores, n, columns, operand);
+    for (int d = 0; d < dim; d += kPanel) {
+      multiply_row_tiles(operand, n, values + d * columns, columns, scores, kStride);
+      for (int i = 0; i < n; ++i) {
+        float* acc = tile.acc + (row + i) * dim + d;
+        store(acc, load(acc) + load(scores + i * kStride));
+        store(acc + kLanes, load(acc + kLanes) + load(scores + i * kStride + kLanes));
+      }
+    }
+  }
+  release_tiles();
+}
+
+#endif
+
+}  // namespace illm
