@@ -7,13 +7,13 @@ client left) the call to the worker is cancelled too, which makes the worker abo
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import grpc
 
-from protos.infinite_llm.v1 import types_pb2, worker_pb2
+from protos.infinite_llm.v1 import worker_pb2
 from services.common.errors import (
     DeadlineExceeded,
     InfiniteLLMError,
@@ -21,39 +21,26 @@ from services.common.errors import (
     Overloaded,
     Unavailable,
 )
-from services.common.ids import InstId, ReqId, new_req_id
+from services.common.ids import InstId, new_req_id
 from services.common.rpc import error_from_rpc
 from services.router.discovery import Discovery
 from services.router.metrics import RouterMetrics
-from services.router.request import Sampling
 from services.router.routing import Dispatched, Instance, pick
+from services.router.token_job import TokenChunk, TokenJob, from_wire, to_wire
 from services.router.worker_channels import WorkerChannels
 
 #: One instance and, when it fails before its first token, two others.
 MAX_ATTEMPTS = 3
 
 FinishReason = Literal["stop", "length"]
-#: Takes new tokens; returns True when the sequence needs no more.
-OnTokens = Callable[[Sequence[int]], Awaitable[bool]]
+#: Takes what the worker sent; returns True when the sequence needs no more.
+OnChunk = Callable[[TokenChunk], Awaitable[bool]]
 
 _FINISH_REASONS: dict[int, FinishReason] = {
     worker_pb2.FINISH_REASON_STOP: "stop",
     worker_pb2.FINISH_REASON_LENGTH: "length",
 }
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenJob:
-    """One sequence in the worker's terms."""
-
-    prompt_token_ids: Sequence[int]
-    max_tokens: int
-    sampling: Sampling
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +66,7 @@ class Dispatcher:
         self._channels = WorkerChannels()
         self._dispatched = Dispatched()
 
-    async def generate(self, job: TokenJob, on_tokens: OnTokens) -> FinishReason:
+    async def generate(self, job: TokenJob, on_chunk: OnChunk) -> FinishReason:
         """Returns why the sequence ended; raises when it did not end well.
 
         A sequence without tokens yet is tried again elsewhere when its instance is lost or full.
@@ -88,14 +75,14 @@ class Dispatcher:
         error: InfiniteLLMError = Unavailable("no instance is ready")
         while len(failed) < MAX_ATTEMPTS:
             serving = self._discovery.serving
-            instance = pick(serving, job.num_tokens, self._dispatched, failed)
+            instance = pick(serving, job.num_tokens, self._dispatched, failed, job.prefers)
             if instance is None:
                 break
             if failed:
                 self._metrics.retries.inc()
             progress = _Progress()
             try:
-                return await self._run_on(instance, job, on_tokens, progress)
+                return await self._run_on(instance, job, on_chunk, progress)
             except (Unavailable, InstanceLost, Overloaded) as caught:
                 if progress.has_tokens:
                     raise InstanceLost(f"instance {instance.inst_id} was lost") from caught
@@ -111,7 +98,7 @@ class Dispatcher:
         await self._channels.close()
 
     async def _run_on(
-        self, instance: Instance, job: TokenJob, on_tokens: OnTokens, progress: _Progress
+        self, instance: Instance, job: TokenJob, on_chunk: OnChunk, progress: _Progress
     ) -> FinishReason:
         req_id = new_req_id()
         detail = {"worker_req_id": req_id, "inst_id": instance.inst_id}
@@ -120,9 +107,9 @@ class Dispatcher:
         self._dispatched.add(req_id, instance.inst_id, num_blocks, time.monotonic())
         try:
             with self._channels.use(instance.address) as worker:
-                call = worker.Generate(_request(req_id, job))
+                call = worker.Generate(to_wire(req_id, job))
                 try:
-                    return await self._read(call, on_tokens, progress)
+                    return await self._read(instance.inst_id, call, on_chunk, progress)
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:
@@ -136,8 +123,9 @@ class Dispatcher:
 
     async def _read(
         self,
+        inst_id: InstId,
         call: "grpc.aio.UnaryStreamCall[worker_pb2.GenerateTokensRequest, worker_pb2.GenerateTokensResponse]",  # noqa: E501
-        on_tokens: OnTokens,
+        on_chunk: OnChunk,
         progress: _Progress,
     ) -> FinishReason:
         responses = aiter(call)
@@ -150,29 +138,10 @@ class Dispatcher:
                 raise DeadlineExceeded(f"the instance sent nothing for {limit_s:g} s") from None
             if response is None:
                 raise InstanceLost("the instance ended the stream without a finish reason")
-            if response.token_ids:
-                progress.has_tokens = True
-                if await on_tokens(response.token_ids):
-                    return "stop"
+            progress.has_tokens = progress.has_tokens or bool(response.token_ids)
+            if await on_chunk(from_wire(inst_id, response)):
+                return "stop"
             if response.finish_reason == worker_pb2.FINISH_REASON_ABORT:
                 raise InstanceLost("the instance gave the request up")
             if response.finish_reason in _FINISH_REASONS:
                 return _FINISH_REASONS[response.finish_reason]
-
-
-def _request(req_id: ReqId, job: TokenJob) -> worker_pb2.GenerateTokensRequest:
-    sampling = types_pb2.SamplingParams(
-        temperature=job.sampling.temperature,
-        top_p=job.sampling.top_p,
-        top_k=job.sampling.top_k,
-    )
-    if job.sampling.seed is not None:
-        # Seeds may be negative for clients; the worker takes the same 64 bits without a sign.
-        sampling.seed = job.sampling.seed % 2**64
-    return worker_pb2.GenerateTokensRequest(
-        req_id=req_id,
-        prompt_token_ids=job.prompt_token_ids,
-        max_tokens=job.max_tokens,
-        sampling=sampling,
-        ignore_eos=job.sampling.ignore_eos,
-    )

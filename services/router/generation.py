@@ -6,36 +6,32 @@ holds back the worker's stream; cancelling `run` cancels everything below.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from services.common.errors import ContextLengthExceeded, ModelNotFound, Unavailable
+from services.common.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Unavailable,
+)
 from services.router.admission import Admission
 from services.router.capacity import max_request_tokens
+from services.router.choice import Choice, Emit, PromptShare, TextEvent
 from services.router.discovery import Discovery
-from services.router.dispatch import Dispatcher, FinishReason, TokenJob
+from services.router.dispatch import Dispatcher
 from services.router.metrics import RouterMetrics
 from services.router.request import TextRequest
 from services.router.served_model import ServedModel
-from services.router.text.assembler import TextAssembler
-
-
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    index: int
-    """Which prompt of the request."""
-    text: str
-    finish_reason: FinishReason | None
+from services.router.token_job import TokenChunk, TokenJob, choice_seed
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int
-
-
-Emit = Callable[[TextEvent], Awaitable[None]]
+    cached_tokens: int
+    """Prompt tokens that were found computed."""
 
 
 class Generation:
@@ -54,63 +50,102 @@ class Generation:
         self._metrics = metrics
 
     async def run(self, request: TextRequest, emit: Emit) -> Usage:
-        """Runs every prompt to its end. Calls of `emit` never overlap."""
+        """Runs every choice to its end. Calls of `emit` never overlap."""
         if request.model != self.model.name:
             raise ModelNotFound(f"model {request.model!r} is not served here", param="model")
-        with self._admission.enter(len(request.prompts)):
+        with self._admission.enter(len(request.prompts) * request.n):
             jobs = await self._jobs(request)
             num_prompt_tokens = sum(len(job.prompt_token_ids) for job in jobs)
             self._metrics.prompt_tokens.inc(num_prompt_tokens)
-            num_tokens = await self._run_all(request, jobs, emit)
-            return Usage(num_prompt_tokens, num_tokens)
+            shares = [PromptShare() for _ in jobs]
+            num_tokens = await self._run_all(request, jobs, shares, emit)
+            num_cached = sum(share.num_cached_tokens for share in shares)
+            return Usage(num_prompt_tokens, num_tokens, num_cached)
 
     async def _jobs(self, request: TextRequest) -> list[TokenJob]:
+        """One for each prompt."""
         instances = self._discovery.serving
         if not instances:
             raise Unavailable("no instance is ready")
+        self.model.check_token_ids(request.sampling.logit_bias, "logit_bias")
+        self.model.check_token_ids(request.stop_token_ids, "stop_token_ids")
         capacity = max_request_tokens(instances)
         jobs = []
         for prompt in request.prompts:
             token_ids = await self.model.tokens_of(prompt, capacity)
             max_tokens = _max_tokens(request, len(token_ids), capacity)
-            jobs.append(TokenJob(token_ids, max_tokens, request.sampling))
+            jobs.append(_job(request, token_ids, max_tokens))
         return jobs
 
-    async def _run_all(self, request: TextRequest, jobs: Sequence[TokenJob], emit: Emit) -> int:
+    async def _run_all(
+        self,
+        request: TextRequest,
+        jobs: Sequence[TokenJob],
+        shares: Sequence[PromptShare],
+        emit: Emit,
+    ) -> int:
         lock = asyncio.Lock()
 
         async def emit_alone(event: TextEvent) -> None:
             async with lock:
                 await emit(event)
 
+        async def run_one(index: int) -> int:
+            job, share = jobs[index // request.n], shares[index // request.n]
+            if index % request.n:
+                await share.wait()
+                job = _sibling(job, share, index % request.n)
+            choice = Choice(index, job, request, self.model.tokenizer, emit_alone)
+            return await self._run_one(choice, job, share)
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._run_one(index, job, request.stop, emit_alone))
-                    for index, job in enumerate(jobs)
-                ]
+                indices = range(len(jobs) * request.n)
+                tasks = [group.create_task(run_one(index)) for index in indices]
         except BaseExceptionGroup as failures:
             # The first one cancelled the others; the client gets one error.
             raise failures.exceptions[0] from None
         return sum(task.result() for task in tasks)
 
-    async def _run_one(self, index: int, job: TokenJob, stop: Sequence[str], emit: Emit) -> int:
-        tokenizer = self.model.tokenizer
-        assembler = TextAssembler(tokenizer.decode, stop)
+    async def _run_one(self, choice: Choice, job: TokenJob, share: PromptShare) -> int:
         timer = _Timer(self._metrics)
 
-        async def on_tokens(token_ids: Sequence[int]) -> bool:
-            timer.on_tokens(len(token_ids))
-            text = await tokenizer.in_decode_thread(partial(assembler.push, token_ids))
-            if text:
-                await emit(TextEvent(index, text, None))
-            return assembler.stopped
+        async def on_chunk(chunk: TokenChunk) -> bool:
+            timer.on_tokens(len(chunk.token_ids))
+            share.learn(chunk)
+            return await choice.on_chunk(chunk, share)
 
-        finish_reason = await self._dispatcher.generate(job, on_tokens)
+        reason = await self._dispatcher.generate(job, on_chunk)
         timer.on_end()
-        text = await tokenizer.in_decode_thread(assembler.flush)
-        await emit(TextEvent(index, text, "stop" if assembler.stopped else finish_reason))
-        return assembler.num_tokens
+        await choice.end(reason)
+        return choice.num_tokens
+
+
+def _job(request: TextRequest, token_ids: Sequence[int], max_tokens: int) -> TokenJob:
+    sampling = request.sampling
+    if request.echo and sampling.logprobs is not None:
+        num_top = max(sampling.logprobs, sampling.prompt_logprobs or 0)
+        sampling = replace(sampling, prompt_logprobs=num_top)
+    return TokenJob(
+        prompt_token_ids=token_ids,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        seed=request.seed,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _sibling(job: TokenJob, share: PromptShare, number: int) -> TokenJob:
+    """For another choice of the same prompt, of which all is known by now."""
+    return replace(
+        job,
+        sampling=replace(job.sampling, prompt_logprobs=None),
+        seed=choice_seed(job.seed, number),
+        prefers=share.inst_id,
+    )
 
 
 def _max_tokens(request: TextRequest, num_prompt_tokens: int, capacity: int) -> int:
@@ -118,7 +153,10 @@ def _max_tokens(request: TextRequest, num_prompt_tokens: int, capacity: int) -> 
     if request.max_tokens is None:
         max_tokens = max(1, min(request.default_max_tokens, room))
     else:
-        max_tokens = request.max_tokens
+        # Without any the worker still runs the prompt, and what it samples is dropped.
+        max_tokens = max(1, request.max_tokens)
+    if request.sampling.min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens must be at most max_tokens", param="min_tokens")
     if max_tokens > room:
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt_tokens} tokens and {max_tokens} are to be generated, but "
@@ -140,7 +178,7 @@ class _Timer:
     def on_tokens(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens
         self._metrics.generation_tokens.inc(num_tokens)
-        if self._first_s is None:
+        if self._first_s is None and num_tokens:
             self._first_s = time.monotonic()
             self._metrics.time_to_first_token.observe(self._first_s - self._start_s)
 

@@ -8,10 +8,12 @@ from protos.infinite_llm.v1 import inference_pb2, inference_pb2_grpc
 from services.common.errors import ConfigError, DeadlineExceeded
 from services.common.ids import new_req_id
 from services.common.rpc import new_server
+from services.common.sampling import SamplingParams
 from services.common.telemetry import req_id_context
-from services.router.generation import Generation, TextEvent
+from services.router.choice import TextEvent
+from services.router.generation import Generation
 from services.router.metrics import RouterMetrics
-from services.router.request import CHAT_MAX_TOKENS, ChatPrompt, Prompt, Sampling, TextRequest
+from services.router.request import CHAT_MAX_TOKENS, ChatPrompt, Prompt, TextRequest
 
 SERVICE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _ROUTE = f"/{SERVICE_NAME}/Generate"
@@ -52,6 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 usage = await self._generation.run(self._text_request(request), emit)
                 last.usage.prompt_tokens = usage.prompt_tokens
                 last.usage.completion_tokens = usage.completion_tokens
+                last.usage.cached_tokens = usage.cached_tokens
                 await write(last)
             status = "OK"
         finally:
@@ -66,13 +69,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prompts=(prompt,),
             max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
             default_max_tokens=CHAT_MAX_TOKENS,
-            sampling=Sampling(
-                temperature=request.temperature if request.HasField("temperature") else 1.0,
-                top_p=request.top_p if request.HasField("top_p") else 1.0,
-                seed=request.seed if request.HasField("seed") else None,
-            ),
+            sampling=_sampling(request),
+            seed=request.seed if request.HasField("seed") else None,
             stop=tuple(request.stop),
+            stop_token_ids=tuple(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
+
+
+def _sampling(request: inference_pb2.GenerateRequest) -> SamplingParams:
+    has_repetition = request.HasField("repetition_penalty")
+    return SamplingParams(
+        temperature=request.temperature if request.HasField("temperature") else 1.0,
+        top_p=request.top_p if request.HasField("top_p") else 1.0,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty if has_repetition else 1.0,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=dict(request.logit_bias),
+        min_tokens=request.min_tokens,
+    )
 
 
 class GrpcServer:

@@ -81,19 +81,23 @@ def pick(
     num_tokens: int,
     dispatched: Dispatched,
     excluded: AbstractSet[InstId],
+    preferred: InstId | None = None,
 ) -> Instance | None:
     """Returns the best of `instances` for a sequence of `num_tokens` (prompt and output) or None.
 
     First come instances whose own memory has room for the whole sequence; the others would borrow
-    or, where the cluster is full now, queue it. Ties go to the smaller batch, then the smaller id.
+    or, where the cluster is full now, queue it. Of those with room `preferred` comes first: it has
+    the prompt computed. Ties go to the smaller batch, then the smaller id.
     """
 
-    def rank(instance: Instance) -> tuple[bool, float, int, int]:
+    def rank(instance: Instance) -> tuple[bool, bool, float, int, int]:
         num_blocks, num_requests = dispatched.unreported(instance)
         headroom = max(0, instance.free_blocks - instance.waiting_blocks - num_blocks)
         batch = instance.batch + num_requests
         must_borrow = instance.blocks_for(num_tokens) > headroom
-        return must_borrow, -_score(instance, headroom, batch), batch, instance.inst_id
+        is_other = instance.inst_id != preferred
+        score = _score(instance, headroom, batch)
+        return must_borrow, is_other, -score, batch, instance.inst_id
 
     candidates = [
         instance

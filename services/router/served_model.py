@@ -1,5 +1,6 @@
 """The text side of the model that the cluster serves. Loaded once at start, used by generation."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +47,15 @@ class ServedModel:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         return token_ids
 
+    def check_token_ids(self, token_ids: Collection[int], param: str) -> None:
+        last = self.tokenizer.vocab_size - 1
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= last:
+            raise InvalidRequest(f"token ids must be between 0 and {last}", param=param)
+
     def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         if not token_ids:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if min(token_ids) < 0 or max(token_ids) >= self.tokenizer.vocab_size:
-            raise InvalidRequest(
-                f"token ids must be between 0 and {self.tokenizer.vocab_size - 1}", param="prompt"
-            )
+        self.check_token_ids(token_ids, "prompt")
         return token_ids
 
     async def _render(self, prompt: ChatPrompt) -> str:

@@ -11,9 +11,9 @@ import grpc
 from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from services.common.errors import ContextLengthExceeded, InvalidRequest, Unavailable
 from services.common.ids import ReqId, new_req_id
+from services.common.sampling import SamplingParams
 from services.common.telemetry import req_id_context
 from services.worker.engine.engine import Engine
-from services.worker.engine.sampling.params import SamplingParams
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.sequence import FinishReason, Request, SequenceOutput
 from services.worker.rmanager.rmanager import RManager

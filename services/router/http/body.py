@@ -69,6 +69,8 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     # Of a union's branches the one that matched down to a field says best what is wrong.
     first = max(errors, key=lambda entry: sum(map(_is_name, entry["loc"])))
     names = [part for part in first["loc"] if isinstance(part, int) or _is_name(part)]
+    if names[:1] == ["logit_bias"]:
+        del names[1:]  # its keys are data
     if not names:
         return InvalidRequest("the body must be a JSON object")
     param = _path(names)

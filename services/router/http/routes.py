@@ -11,8 +11,9 @@ from fastapi.responses import JSONResponse
 from services.common.errors import ModelNotFound
 from services.common.ids import new_req_id
 from services.common.telemetry import req_id_context
-from services.router.generation import Generation, TextEvent
-from services.router.http.answers import Answer, ChatAnswer, Choice, CompletionAnswer
+from services.router.choice import TextEvent
+from services.router.generation import Generation
+from services.router.http.answers import Answer, ChatAnswer, CompletionAnswer, FinishedChoice
 from services.router.http.body import read_body
 from services.router.http.disconnect import run_until_disconnect
 from services.router.http.event_stream import EventSink, EventStream
@@ -58,9 +59,10 @@ class OpenAiRoutes:
             "owned_by": "infinite-llm",
         }
 
-    def _head(self, body: OpenAiBody) -> tuple[int, int, str, bool]:
+    def _head(self, body: OpenAiBody) -> tuple[int, int, str, bool, bool]:
         req_id = req_id_context.get() or new_req_id()
-        return req_id, int(time.time()), self._generation.model.name, body.include_usage
+        name, has_logprobs = self._generation.model.name, body.num_logprobs is not None
+        return req_id, int(time.time()), name, body.include_usage, has_logprobs
 
     async def _answer(
         self, http: Request, body: CompletionBody | ChatBody, answer: Answer
@@ -71,17 +73,12 @@ class OpenAiRoutes:
         return await run_until_disconnect(http.receive, self._whole(request, answer))
 
     async def _whole(self, request: TextRequest, answer: Answer) -> Response:
-        texts: list[list[str]] = [[] for _ in request.prompts]
-        reasons = ["stop"] * len(texts)
+        choices = [FinishedChoice() for _ in range(len(request.prompts) * request.n)]
 
         async def emit(event: TextEvent) -> None:
-            texts[event.index].append(event.text)
-            reasons[event.index] = event.finish_reason or reasons[event.index]
+            choices[event.index].add(event)
 
         usage = await self._generation.run(request, emit)
-        choices = [
-            Choice("".join(pieces), reason) for pieces, reason in zip(texts, reasons, strict=True)
-        ]
         return JSONResponse(answer.whole(choices, usage))
 
     def _stream(self, request: TextRequest, answer: Answer, include_usage: bool) -> Response:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from services.common.errors import InvalidRequest
+from services.common.sampling import MAX_LOGPROBS, SamplingParams
 from services.router.request import (
     CHAT_MAX_TOKENS,
     COMPLETION_MAX_TOKENS,
     ChatPrompt,
     Prompt,
-    Sampling,
     TextRequest,
 )
 
@@ -40,18 +40,11 @@ _IGNORED = frozenset(
 
 #: Fields that are not supported, with the values that mean what we do anyway (as null always does).
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -83,11 +76,27 @@ class OpenAiBody(_Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
     seed: int | None = None
+    n: int | None = None
+    prompt_logprobs: int | None = None
     stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to tell for each token; None: no log probabilities."""
+        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
@@ -100,18 +109,49 @@ class OpenAiBody(_Strict):
             raise InvalidRequest(
                 "stream_options is only allowed with stream: true", param="stream_options"
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs is only there without stream", param="prompt_logprobs"
+            )
 
-    def sampling(self) -> Sampling:
-        return Sampling(
+    def common(self) -> dict[str, Any]:
+        """The fields of a TextRequest that both routes fill alike."""
+        return {
+            "model": self.model,
+            "sampling": self._sampling(),
+            "seed": self.seed,
+            "n": 1 if self.n is None else self.n,
+            "stop": self._stop_strings(),
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "ignore_eos": bool(self.ignore_eos),
+            "priority": self.priority or 0,
+            "cache_salt": self.cache_salt or "",
+        }
+
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             # Both spellings of "all".
             top_k=0 if self.top_k in (None, -1) else self.top_k,
-            seed=self.seed,
-            ignore_eos=bool(self.ignore_eos),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self._logit_bias(),
+            min_tokens=self.min_tokens or 0,
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
-    def stop_strings(self) -> tuple[str, ...]:
+    def _logit_bias(self) -> dict[int, float]:
+        """JSON has the token ids as strings."""
+        bias = self.logit_bias or {}
+        if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
+            raise InvalidRequest("logit_bias must map token ids to numbers", param="logit_bias")
+        return {int(key): value for key, value in bias.items()}
+
+    def _stop_strings(self) -> tuple[str, ...]:
         if isinstance(self.stop, str):
             return (self.stop,)
         return tuple(self.stop or ())
@@ -119,15 +159,20 @@ class OpenAiBody(_Strict):
 
 class CompletionBody(OpenAiBody):
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     def to_request(self) -> TextRequest:
         return TextRequest(
-            model=self.model,
             prompts=self._prompts(),
             max_tokens=self.max_tokens,
             default_max_tokens=COMPLETION_MAX_TOKENS,
-            sampling=self.sampling(),
-            stop=self.stop_strings(),
+            echo=bool(self.echo),
+            **self.common(),
         )
 
     def _prompts(self) -> tuple[Prompt, ...]:
@@ -166,9 +211,16 @@ class Message(_Strict):
 class ChatBody(OpenAiBody):
     messages: Items[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def check_fields(self) -> None:
         super().check_fields()
+        _check_top_logprobs(self.top_logprobs, bool(self.logprobs))
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         for index, message in enumerate(self.messages):
@@ -177,13 +229,23 @@ class ChatBody(OpenAiBody):
     def to_request(self) -> TextRequest:
         max_tokens = self.max_completion_tokens
         return TextRequest(
-            model=self.model,
             prompts=(ChatPrompt(tuple(message.for_template() for message in self.messages)),),
             max_tokens=self.max_tokens if max_tokens is None else max_tokens,
             default_max_tokens=CHAT_MAX_TOKENS,
-            sampling=self.sampling(),
-            stop=self.stop_strings(),
+            **self.common(),
         )
+
+
+def _check_top_logprobs(top_logprobs: int | None, has_logprobs: bool) -> None:
+    """Under its own name: the parameters further in know it as logprobs."""
+    if top_logprobs is None:
+        return
+    if not 0 <= top_logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs"
+        )
+    if top_logprobs and not has_logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
 
 def _check_extra(extra: Mapping[str, Any], prefix: str) -> None:

@@ -9,9 +9,13 @@ from services.router.text.stop_strings import StopStrings
 class TextAssembler:
     """Detokenises, then watches for stop strings. `stopped` is final."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], min_tokens: int = 0
+    ) -> None:
+        """Stop strings are looked for in what comes after the first `min_tokens` tokens."""
         self._detokenizer = Detokenizer(decode)
         self._stop_strings = StopStrings(stop)
+        self._min_tokens = min_tokens
         self.stopped = False
         self.num_tokens = 0
 
@@ -36,5 +40,8 @@ class TextAssembler:
         return "".join(pieces)
 
     def _take(self, piece: str, pieces: list[str]) -> None:
+        if self.num_tokens <= self._min_tokens:
+            pieces.append(piece)
+            return
         text, self.stopped = self._stop_strings.push(piece)
         pieces.append(text)

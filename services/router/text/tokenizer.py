@@ -13,6 +13,7 @@ from typing import TypeVar
 import tokenizers
 
 from services.common.errors import ConfigError
+from services.router.text.token_bytes import TokenBytes
 
 T = TypeVar("T")
 
@@ -30,6 +31,8 @@ class Tokenizer:
         self._tokenizer = tokenizer
         vocab = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = vocab_size or max(vocab.values()) + 1
+        self.token_bytes = TokenBytes(tokenizer).of
+        """What one token stands for; nearly free, but many of them are not."""
         self._longest_token = max(map(len, vocab))
         self._encode_pool = ThreadPoolExecutor(NUM_ENCODE_THREADS, "encode")
         self._decode_pool = ThreadPoolExecutor(NUM_DECODE_THREADS, "decode")

@@ -5,7 +5,7 @@ from enum import Enum
 
 from services.common.errors import InfiniteLLMError
 from services.common.ids import ReqId
-from services.worker.engine.sampling.params import GREEDY, SamplingParams
+from services.common.sampling import GREEDY, SamplingParams
 from services.worker.engine.sampling.state import SamplingState, TokenLogprobs
 from services.worker.kvcache.block_hash import BlockHash, extend_hashes, root_hash
 from services.worker.kvcache.block_table import BlockTable

@@ -42,6 +42,7 @@ async def test_chat() -> None:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert list(worker.requests[0].prompt_token_ids) == TOKENIZER.encode(prompt).ids
     assert worker.requests[0].max_tokens == 512 - num_prompt_tokens

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from services.worker.engine.sampling.params import SamplingParams
+from services.common.sampling import SamplingParams
 
 #: The likeliest tokens, among which the cut of top_k and top_p nearly always lies.
 NUM_CANDIDATES = 512

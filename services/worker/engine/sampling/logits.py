@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.engine.sampling.params import SamplingParams
+from services.common.sampling import SamplingParams
 from services.worker.engine.sampling.state import TokenCounts
 from services.worker.engine.sequence import Sequence
 

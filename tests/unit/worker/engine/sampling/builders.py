@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from services.common.ids import ReqId
-from services.worker.engine.sampling.params import SamplingParams
+from services.common.sampling import SamplingParams
 from services.worker.engine.sequence import Request, Sequence
 
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence as Seq
 
-from services.worker.engine.sampling.params import SamplingParams
+from services.common.sampling import SamplingParams
 
 
 def edited(

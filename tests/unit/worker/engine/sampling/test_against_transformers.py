@@ -12,11 +12,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from services.common.ids import ReqId
+from services.common.sampling import SamplingParams
 from services.worker.config import Config
 from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.sampling.params import SamplingParams
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Request, SequenceOutput

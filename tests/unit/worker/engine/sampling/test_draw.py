@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.sampling import SamplingParams
 from services.worker.engine.sampling import draw as draw_module
 from services.worker.engine.sampling.draw import draw, weights_of
-from services.worker.engine.sampling.params import SamplingParams
 from services.worker.engine.sampling.sampler import sample
 from tests.unit.worker.engine.sampling import oracle
 from tests.unit.worker.engine.sampling.builders import sequence_of, sequences_of

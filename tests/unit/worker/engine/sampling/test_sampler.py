@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from services.common.errors import InvalidRequest
+from services.common.sampling import SamplingParams
 from services.worker.engine.sampling.logits import edit
-from services.worker.engine.sampling.params import SamplingParams
 from services.worker.engine.sampling.sampler import sample
 from services.worker.engine.sampling.state import TokenCounts
 from tests.unit.worker.engine.sampling import oracle

@@ -1,7 +1,7 @@
 """What a request wants of its tokens, with the range of every parameter. Pure.
 
-Built by the server from the wire; a value out of range never gets past the constructor, so that
-nothing behind it has to check again.
+Built by the router from a client's words and by the worker from the wire; a value out of range
+never gets past the constructor, so that nothing behind it has to check again.
 """
 
 from collections.abc import Mapping
