@@ -123,15 +123,34 @@ void attend_wide(const Tile& tile, const Chunk& chunk, const PagedHead<T>& keys,
   attend_staged(tile, chunk, scratch.keys, scratch.values, keys.head_dim, scratch.scores, visible);
 }
 
+// A last chunk of a few slots would have no time to prefetch in, so it joins the one before.
+int chunk_end(const Item& item, int begin) {
+  const int left = item.end - begin;
+  return left <= std::min(kMaxChunk, 2 * item.chunk - 1) ? item.end : begin + item.chunk;
+}
+
+// What follows the chunk that ends at `end`: more of its sequence or, so that the first chunk of
+// that is not waited for, of the item that is likely to come next.
+Upcoming find_upcoming(const Batch& batch, const Item& item, const Item* next, int end) {
+  const auto table = [&](const Item& i) {
+    return batch.call.block_ids + batch.call.table_start[i.seq];
+  };
+  if (end < item.end) return {table(item), end, chunk_end(item, end)};
+  if (next && next->first_head == item.first_head)
+    return {table(*next), next->begin, chunk_end(*next, next->begin)};
+  return {};
+}
+
 template <class T>
-void attend_item(const Batch& batch, const Item& item, Scratch& scratch) {
+void attend_item(const Batch& batch, const Item& item, const Item* next, Scratch& scratch) {
   const Pool& pool = batch.call.pool;
   const int dim = pool.head_dim, num_vectors = item.num_rows * batch.group;
   const int64_t head_size = int64_t(pool.block_size) * dim;
   const int32_t* block_ids = batch.call.block_ids + batch.call.table_start[item.seq];
   const int block_shift = __builtin_ctz(pool.block_size);
-  for (int begin = item.begin; begin < item.end; begin += item.chunk) {
-    const int end = std::min(begin + item.chunk, item.end);
+  for (int begin = item.begin, end; begin < item.end; begin = end) {
+    end = chunk_end(item, begin);
+    const Upcoming upcoming = find_upcoming(batch, item, next, end);
     int first = 0;
     while (batch.visible(item.seq, item.first_row + first) <= begin) ++first;
     for (int h = 0; h < item.num_heads; ++h) {
@@ -147,7 +166,7 @@ void attend_item(const Batch& batch, const Item& item, Scratch& scratch) {
         const int row = item.first_row + vector / batch.group;
         return std::min(batch.visible(item.seq, row), end) - begin;
       };
-      const Chunk chunk{first * batch.group, num_vectors, begin, end, item.end};
+      const Chunk chunk{first * batch.group, num_vectors, begin, end, upcoming};
       if (num_vectors <= kFewVectors && dim % kPanel == 0) {
         attend_narrow(tile, chunk, keys, values, scratch.scores, visible);
       } else {
@@ -157,14 +176,14 @@ void attend_item(const Batch& batch, const Item& item, Scratch& scratch) {
   }
 }
 
-void run_item(const Batch& batch, const Item& item) {
+void run_item(const Batch& batch, const Item& item, const Item* next) {
   thread_local Scratch scratch;
   scratch.reset(item.num_heads * item.num_rows * batch.group, batch.call.pool.head_dim);
   load_queries(batch, item, scratch);
   switch (batch.call.pool.format) {
-    case kFloat: attend_item<float>(batch, item, scratch); break;
-    case kHalf: attend_item<Half>(batch, item, scratch); break;
-    default: attend_item<Brain>(batch, item, scratch);
+    case kFloat: attend_item<float>(batch, item, next, scratch); break;
+    case kHalf: attend_item<Half>(batch, item, next, scratch); break;
+    default: attend_item<Brain>(batch, item, next, scratch);
   }
   store_partial(batch, item, scratch);
 }
@@ -268,7 +287,11 @@ void micro_attention(ThreadPool& threads, const AttentionCall& call) {
   const Batch batch{call, call.num_heads / call.pool.num_kv_heads};
   make_plan(batch, plan);
   const std::vector<Item>& items = plan.items;
-  threads.run((int)items.size(), [&](int i) { run_item(batch, items[i]); });
+  const int count = (int)items.size();
+  threads.run(count, [&](int i) {
+    const int next = i + std::min(threads.num_threads(), count);
+    run_item(batch, items[i], next < count ? &items[next] : nullptr);
+  });
   merge_splits(batch, plan);
 }
 

@@ -44,13 +44,12 @@ inline void score_slots(const float* queries, const T* const (&keys)[kLanes], co
 template <class T, class Visible>
 void attend_narrow(const Tile& tile, const Chunk& chunk, const PagedHead<T>& keys,
                    const PagedHead<T>& values, float* scores, const Visible& visible) {
-  const int dim = keys.head_dim, span = chunk.num_slots(), block_size = 1 << keys.block_shift;
+  const int dim = keys.head_dim, block_size = 1 << keys.block_shift;
   const int first = chunk.first_row, rows = chunk.num_rows;
-  for (int column = 0; column < span; column += kLanes) {
+  for (int column = 0; column < chunk.num_slots(); column += kLanes) {
     const T* slots[kLanes];
     find_rows(keys, chunk.begin + column, chunk.end, slots);
-    const int next = chunk.begin + column + span;
-    const T* next_keys = next < chunk.prefetch_end ? keys.row(next) : nullptr;
+    const T* next_keys = keys.row(chunk.upcoming, column);
     for (int row = first; row < rows; row += kRowsPerStep, next_keys = nullptr)
       with_constant<kRowsPerStep>(std::min(kRowsPerStep, rows - row), [&](auto count) {
         score_slots<count>(tile.queries + row * kStride, slots, next_keys, dim,
@@ -58,14 +57,16 @@ void attend_narrow(const Tile& tile, const Chunk& chunk, const PagedHead<T>& key
       });
   }
   for (int row = first; row < rows; ++row)
-    soften_row(tile, row, dim, scores + row * kStride, visible(row), round_up(span, kLanes));
+    soften_row(tile, row, dim, scores + row * kStride, visible(row),
+               round_up(chunk.num_slots(), kLanes));
   for (int slot = chunk.begin; slot < chunk.end; slot += block_size) {
     const int count = std::min(block_size, chunk.end - slot);
-    if (slot + span < chunk.prefetch_end) prefetch(values.row(slot + span), block_size * dim);
-    for (int row = first; row < rows; row += kRowsPerProduct)
+    const T* next_values = values.row(chunk.upcoming, slot - chunk.begin);
+    int64_t ahead = next_values ? next_values - values.row(slot) : 0;
+    for (int row = first; row < rows; row += kRowsPerProduct, ahead = 0)
       with_constant<kRowsPerProduct>(std::min(kRowsPerProduct, rows - row), [&](auto n) {
         weigh_rows<n>(scores + row * kStride + slot - chunk.begin, values.row(slot), dim, count,
-                      tile.acc + row * dim);
+                      ahead, tile.acc + row * dim);
       });
   }
 }

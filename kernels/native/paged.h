@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "simd.h"
+#include "tile.h"
 
 namespace illm {
 
@@ -16,9 +17,17 @@ struct PagedHead {
   int block_shift;  // log2 of the block size
   int head_dim;
 
-  const T* row(int slot) const {
+  const T* row(int slot) const { return row(block_ids, slot); }
+
+  const T* row(const int32_t* ids, int slot) const {
     const int offset = slot & ((1 << block_shift) - 1);
-    return base + block_ids[slot >> block_shift] * block_stride + int64_t(offset) * head_dim;
+    return base + ids[slot >> block_shift] * block_stride + int64_t(offset) * head_dim;
+  }
+
+  // Of the i-th slot that is upcoming; null beyond the last.
+  const T* row(const Upcoming& upcoming, int i) const {
+    const int slot = upcoming.begin + i;
+    return slot < upcoming.end ? row(upcoming.block_ids, slot) : nullptr;
   }
 };
 

@@ -5,7 +5,7 @@
 namespace illm {
 namespace {
 
-constexpr int kReadAheadBytes = 8192;
+constexpr int kReadAheadBytes = 4096;
 
 template <class T>
 void multiply_block(const float* a, int stride, int num_rows, const T* panel, int num_in,
@@ -14,12 +14,8 @@ void multiply_block(const float* a, int stride, int num_rows, const T* panel, in
     const int n = std::min(kRowsPerProduct, num_rows - row);
     with_constant<kRowsPerProduct>(n, [&](auto count) {
       Vec sums[count][2] = {};
-      if (is_first && row == 0) {
-        constexpr int ahead = kReadAheadBytes / (int)sizeof(T);
-        multiply<count, T, ahead>(a + row * stride, stride, panel, kPanel, num_in, sums);
-      } else {
-        multiply<count, T>(a + row * stride, stride, panel, kPanel, num_in, sums);
-      }
+      const int ahead = is_first && row == 0 ? kReadAheadBytes / (int)sizeof(T) : 0;
+      multiply<count>(a + row * stride, stride, panel, kPanel, num_in, ahead, sums);
       for (int i = 0; i < n; ++i) {
         store(c + (row + i) * kPanel, sums[i][0]);
         store(c + (row + i) * kPanel + kLanes, sums[i][1]);

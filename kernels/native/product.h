@@ -9,6 +9,7 @@
 namespace illm {
 
 constexpr int kRowsPerBlock = 32;
+constexpr int kRunsPerThread = 4;  // so that nobody waits long for a thread that was held up
 
 // Rows of float; or of bfloat16 where the weights are tiles: then a whole number of tiles, the
 // columns filled up with zeros.
@@ -40,12 +41,12 @@ class Multiplier {
 };
 
 // Calls put(row, column, a, b) with the kPanel outputs from each column on. Threads take runs of
-// panels: long ones where memory is the limit, so that it is read in order.
+// panels, so that memory is read in order.
 template <class Put>
 void multiply_rows(ThreadPool& threads, const Input& input, int num_rows, const Matrix& matrix,
                    const Put& put) {
   const int panels = matrix.num_panels();
-  const int runs = std::min(panels, threads.num_threads() * (num_rows <= kRowsPerBlock ? 1 : 4));
+  const int runs = std::min(panels, threads.num_threads() * kRunsPerThread);
   threads.run(runs, [&](int i) {
     const Multiplier multiplier(input, num_rows, matrix);
     alignas(kCacheLine) float c[kRowsPerBlock * kPanel];

@@ -17,8 +17,7 @@ void stage_keys(const PagedHead<T>& head, const Chunk& chunk, float* panels) {
   for (int column = 0; column < round_up(span, kPanel); column += kLanes) {
     const T* rows[kLanes];
     find_rows(head, chunk.begin + column, chunk.end, rows);
-    const int next = chunk.begin + column + span;
-    const T* next_rows = next < chunk.prefetch_end ? head.row(next) : nullptr;
+    const T* next_rows = head.row(chunk.upcoming, column);
     float* panel = panels + column / kPanel * kPanel * dim + column % kPanel;
     for (int d = 0; d < dim; d += kLanes) {
       Vec tile[kLanes];
@@ -42,8 +41,7 @@ void stage_values(const PagedHead<T>& head, const Chunk& chunk, float* values) {
   const int dim = head.head_dim, padded_dim = round_up(dim, kPanel);
   for (int slot = chunk.begin; slot < chunk.end; ++slot, values += padded_dim) {
     const T* row = head.row(slot);
-    const int next = slot + chunk.num_slots();
-    if (next < chunk.prefetch_end) prefetch(head.row(next), dim);
+    if (const T* next = head.row(chunk.upcoming, slot - chunk.begin)) prefetch(next, dim);
     for (int d = 0; d < dim; d += kLanes) store(values + d, load_some(row + d, dim - d));
   }
 }

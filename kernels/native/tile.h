@@ -17,12 +17,12 @@ constexpr int kMaxChunk = 128;           // slots per chunk; <= kStride
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Prefetches what lies Ahead elements of b on, if anything.
-template <int Rows, class T, int Ahead = 0>
+// Prefetches, bit by bit, what lies `ahead` elements of b on, if that is not 0.
+template <int Rows, class T>
 inline void multiply(const float* a, int a_stride, const T* b, int b_stride, int depth,
-                     Vec (&c)[Rows][2]) {
+                     int64_t ahead, Vec (&c)[Rows][2]) {
   for (int k = 0; k < depth; ++k, b += b_stride) {
-    if constexpr (Ahead > 0) prefetch(b + Ahead, kPanel);
+    if (ahead) prefetch(b + ahead, kPanel);
     const Vec b0 = load(b), b1 = load(b + kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
@@ -38,7 +38,7 @@ template <int Rows>
 void score_rows(const float* queries, const float* keys, int dim, int columns, float* scores) {
   for (int column = 0; column < columns; column += kPanel, keys += dim * kPanel) {
     Vec c[Rows][2] = {};
-    multiply<Rows>(queries, kStride, keys, kPanel, dim, c);
+    multiply<Rows>(queries, kStride, keys, kPanel, dim, 0, c);
     for (int i = 0; i < Rows; ++i) {
       store(scores + i * kStride + column, c[i][0]);
       store(scores + i * kStride + column + kLanes, c[i][1]);
@@ -48,14 +48,15 @@ void score_rows(const float* queries, const float* keys, int dim, int columns, f
 
 // acc[rows, dim] += weights[rows, columns] values[columns, dim]; dim is whole panels
 template <int Rows, class T>
-void weigh_rows(const float* weights, const T* values, int dim, int columns, float* acc) {
+void weigh_rows(const float* weights, const T* values, int dim, int columns, int64_t ahead,
+                float* acc) {
   for (int d = 0; d < dim; d += kPanel) {
     Vec c[Rows][2];
     for (int i = 0; i < Rows; ++i) {
       c[i][0] = load(acc + i * dim + d);
       c[i][1] = load(acc + i * dim + d + kLanes);
     }
-    multiply<Rows>(weights, kStride, values + d, dim, columns, c);
+    multiply<Rows>(weights, kStride, values + d, dim, columns, ahead, c);
     for (int i = 0; i < Rows; ++i) {
       store(acc + i * dim + d, c[i][0]);
       store(acc + i * dim + d + kLanes, c[i][1]);
@@ -71,10 +72,17 @@ struct Tile {
   float* sum;            // [rows]
 };
 
-// What a tile meets next. Slots before prefetch_end will follow.
+// Slots that will be read after a chunk: of the same sequence, or the first of another.
+struct Upcoming {
+  const int32_t* block_ids;
+  int begin, end;
+};
+
+// What a tile meets next.
 struct Chunk {
   int first_row, num_rows;  // rows of the tile that see some of it
-  int begin, end, prefetch_end;
+  int begin, end;
+  Upcoming upcoming;
 
   int num_slots() const { return end - begin; }
 };
@@ -127,7 +135,7 @@ void attend_staged(const Tile& tile, const Chunk& chunk, const float* keys, cons
     for (int i = 0; i < n; ++i)
       soften_row(tile, row + i, padded_dim, scores + i * kStride, visible(row + i), columns);
     with_constant<kRowsPerProduct>(n, [&](auto count) {
-      weigh_rows<count>(scores, values, padded_dim, chunk.num_slots(),
+      weigh_rows<count>(scores, values, padded_dim, chunk.num_slots(), 0,
                         tile.acc + row * padded_dim);
     });
   }
