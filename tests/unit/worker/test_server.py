@@ -1,8 +1,11 @@
 """The Worker service: what it refuses, and that nothing is left behind."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import grpc
 import pytest
@@ -65,6 +68,45 @@ async def test_bad_requests_are_refused_and_the_next_one_works(
     assert type(error) is kind
     assert error.param == param
     assert await instance.generate(num_prompt=3, max_tokens=2) == [7, 7]
+
+
+async def test_whatever_sampling_is_asked_for_is_answered_or_refused_by_name(
+    instance: Instance,
+) -> None:
+    random = Random(3)
+    numbers = [-1.0, -0.0, 0.0, 1e-320, 0.5, 1.0, 1.7, 2.5, 1e300, NAN, math.inf, -math.inf]
+    counts = [0, 1, 3, 20, 21, 2**31, 2**32 - 1]
+    fields = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+    channel, stub = instance.stub()
+    num_refused = 0
+    async with channel:
+        for req_id in range(1, 80):
+            names = random.sample(sorted(fields), 3)
+            values: dict[str, Any] = {
+                name: random.choice(
+                    numbers if fields[name].cpp_type == fields[name].CPPTYPE_DOUBLE else counts
+                )
+                for name in names
+                if name != "logit_bias"
+            }
+            bias = {random.choice([0, 5, 10**6]): random.choice(numbers)}
+            values |= {"logit_bias": bias} if "logit_bias" in names else {}
+            request = worker_pb2.GenerateTokensRequest(
+                req_id=req_id,
+                prompt_token_ids=[5, 6],
+                max_tokens=3,
+                sampling=types_pb2.SamplingParams(**values),
+            )
+            try:
+                answers = [answer async for answer in stub.Generate(request, timeout=10)]
+                assert answers[-1].finish_reason == worker_pb2.FINISH_REASON_LENGTH
+            except grpc.aio.AioRpcError as caught:
+                error = error_from_rpc(caught)
+                assert isinstance(error, InvalidRequest), error
+                assert error.param in values
+                num_refused += 1
+    assert 20 < num_refused < 75
+    assert instance.pool.num_free == 8
 
 
 async def test_a_request_may_use_what_all_instances_have(

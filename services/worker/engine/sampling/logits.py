@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.common.sampling import SamplingParams
 from services.worker.engine.sampling.state import TokenCounts
 from services.worker.engine.sequence import Sequence
+
+Floats = NDArray[np.float32]
 
 
 def edits(sequence: Sequence) -> bool:
@@ -22,23 +23,22 @@ def edits(sequence: Sequence) -> bool:
     return bool(params.logit_bias) or params.has_penalties or _must_go_on(sequence)
 
 
-def edit(logits: torch.Tensor, sequences: Seq[Sequence]) -> None:
+def edit(logits: Floats, sequences: Seq[Sequence]) -> None:
     """In place; row i of `logits` is of `sequences[i]`. Order: bias, penalties, minimum length."""
-    flat, vocab_size = logits.view(-1), logits.shape[-1]
+    flat, vocab_size = logits.reshape(-1), logits.shape[-1]
     _add_bias(flat, vocab_size, sequences)
     _penalize(flat, vocab_size, sequences)
     _forbid_ends(flat, vocab_size, sequences)
 
 
-def _add_bias(flat: torch.Tensor, vocab_size: int, sequences: Seq[Sequence]) -> None:
+def _add_bias(flat: Floats, vocab_size: int, sequences: Seq[Sequence]) -> None:
     biases = [sequence.request.sampling.logit_bias for sequence in sequences]
     if any(biases):
-        positions = _positions(biases, vocab_size)
         values = [value for bias in biases for value in bias.values()]
-        flat[positions] += torch.tensor(values, dtype=flat.dtype, device=flat.device)
+        flat[_positions(biases, vocab_size)] += np.array(values, dtype=np.float32)
 
 
-def _penalize(flat: torch.Tensor, vocab_size: int, sequences: Seq[Sequence]) -> None:
+def _penalize(flat: Floats, vocab_size: int, sequences: Seq[Sequence]) -> None:
     """Repetition counts over prompt and output, presence and frequency over the output alone."""
     penalized = [
         (row, sequence.request.sampling, _counted(sequence))
@@ -49,25 +49,24 @@ def _penalize(flat: torch.Tensor, vocab_size: int, sequences: Seq[Sequence]) -> 
         return
     num_tokens = [len(counts.token_ids) for _, _, counts in penalized]
 
-    def repeated(value: Callable[[SamplingParams], float]) -> torch.Tensor:
+    def repeated(value: Callable[[SamplingParams], float]) -> Floats:
         per_row = [value(params) for _, params, _ in penalized]
-        return _tensor(np.repeat(np.array(per_row, dtype=np.float32), num_tokens), flat)
+        return np.repeat(np.array(per_row, dtype=np.float32), num_tokens)
 
-    rows = [counts.token_ids + row * vocab_size for row, _, counts in penalized]
-    positions = _tensor(np.concatenate(rows), flat)
-    output_counts = _tensor(np.concatenate([c.output_counts for _, _, c in penalized]), flat)
+    positions = np.concatenate([c.token_ids + row * vocab_size for row, _, c in penalized])
+    output_counts = np.concatenate([c.output_counts for _, _, c in penalized])
     repetition = repeated(lambda params: params.repetition_penalty)
     values = flat[positions]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = np.where(values > 0, values / repetition, values * repetition)
     values -= repeated(lambda params: params.frequency_penalty) * output_counts
     values -= repeated(lambda params: params.presence_penalty) * (output_counts > 0)
     flat[positions] = values
 
 
-def _forbid_ends(flat: torch.Tensor, vocab_size: int, sequences: Seq[Sequence]) -> None:
+def _forbid_ends(flat: Floats, vocab_size: int, sequences: Seq[Sequence]) -> None:
     ends = [seq.request.stop_token_ids if _must_go_on(seq) else () for seq in sequences]
     if any(ends):
-        flat[_positions(ends, vocab_size)] = -torch.inf
+        flat[_positions(ends, vocab_size)] = -np.inf
 
 
 def _must_go_on(sequence: Sequence) -> bool:
@@ -84,12 +83,6 @@ def _counted(sequence: Sequence) -> TokenCounts:
     return counts
 
 
-def _positions(token_ids: Seq[Iterable[int]], vocab_size: int) -> torch.Tensor:
+def _positions(token_ids: Seq[Iterable[int]], vocab_size: int) -> list[int]:
     """Where the tokens of each row lie in the flattened logits."""
-    return torch.tensor(
-        [row * vocab_size + token_id for row, ids in enumerate(token_ids) for token_id in ids]
-    )
-
-
-def _tensor(values: "NDArray[np.int64] | NDArray[np.float32]", like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(values).to(like.device)
+    return [row * vocab_size + token_id for row, ids in enumerate(token_ids) for token_id in ids]

@@ -49,7 +49,7 @@ def test_edits_agree_with_the_oracle(
         sequence_of(prompt, output, ends, **params) for params, prompt, output, ends in rows
     ]
     after = before.clone()
-    edit(after, sequences)
+    edit(after.numpy(), sequences)
     for row, (params, prompt, output, ends) in enumerate(rows):
         wanted = oracle.edited(before[row].tolist(), SamplingParams(**params), prompt, output, ends)
         assert after[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-4)
@@ -81,7 +81,7 @@ def test_rows_that_ask_for_nothing_are_not_touched_by_those_that_do() -> None:
 
 
 def test_a_plain_batch_is_one_argmax() -> None:
-    """No other operation looks at the logits, none copies them."""
+    """No operation of torch looks at the logits but the view that numpy gets; none copies them."""
     seen: list[str] = []
 
     class Watched(TorchFunctionMode):
@@ -94,7 +94,7 @@ def test_a_plain_batch_is_one_argmax() -> None:
     logits = logits_for(4)
     with Watched():
         sample(logits, [sequence_of() for _ in range(4)])
-    assert seen == ["argmax", "tolist"]
+    assert [name for name in seen if name != "__get__"] == ["numpy"]
 
 
 def test_the_minimum_length_ends_at_once() -> None:
