@@ -4,8 +4,7 @@
     |- ClientError                     the caller must change something
     |  |- InvalidRequest               400  INVALID_ARGUMENT     invalid_request_error
     |  |- ContextLengthExceeded        400  OUT_OF_RANGE         context_length_exceeded
-    |  |- ModelNotFound                404  NOT_FOUND            model_not_found
-    |  `- RequestNotFound              404  NOT_FOUND            request_not_found
+    |  `- ModelNotFound                404  NOT_FOUND            model_not_found
     |- ServerError                     the service's fault
     |  |- Overloaded                   429  RESOURCE_EXHAUSTED   overloaded          retry
     |  |- Unavailable                  503  UNAVAILABLE          unavailable         retry
@@ -62,12 +61,6 @@ class ModelNotFound(ClientError):
     http_status = 404
     grpc_code = "NOT_FOUND"
     code = "model_not_found"
-
-
-class RequestNotFound(ClientError):
-    http_status = 404
-    grpc_code = "NOT_FOUND"
-    code = "request_not_found"
 
 
 class ServerError(InfiniteLLMError):
@@ -127,7 +120,6 @@ BY_CODE: dict[str, type[InfiniteLLMError]] = {
         InvalidRequest,
         ContextLengthExceeded,
         ModelNotFound,
-        RequestNotFound,
         InternalError,
         Overloaded,
         Unavailable,

@@ -5,8 +5,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from services.common.errors import ConfigError, InfiniteLLMError
 
@@ -37,7 +39,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     return EXIT_OK
 
 
-async def until_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event) -> Result | None:
+async def until_stopped(work: Awaitable[Result], stop: asyncio.Event) -> Result | None:
     """Runs the work to its end; once `stop` is set it is cancelled, clean-up included: None."""
     running = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
@@ -48,6 +50,27 @@ async def until_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event) 
         running.cancel()
         await asyncio.wait([running])
     return None if running.cancelled() else running.result()
+
+
+def in_daemon_thread(work: Callable[[], Result]) -> "asyncio.Future[Result]":
+    """Runs blocking work that may be abandoned: the process can end before it does."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        if not future.done():
+            outcome()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            loop.call_soon_threadsafe(settle, partial(future.set_exception, error))
+        else:
+            loop.call_soon_threadsafe(settle, partial(future.set_result, result))
+
+    threading.Thread(target=run, name="background", daemon=True).start()
+    return future
 
 
 async def _run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

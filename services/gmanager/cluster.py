@@ -74,10 +74,6 @@ class Instance:
     def inst_id(self) -> InstId:
         return self.info.inst_id
 
-    @property
-    def utilisation(self) -> float:
-        return 1.0 - self.load.free_blocks / self.info.num_blocks
-
 
 class RowKey(NamedTuple):
     req_id: ReqId

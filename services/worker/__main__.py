@@ -11,16 +11,18 @@ from protos.infinite_llm.v1 import worker_pb2, worker_pb2_grpc
 from services.common.config import from_env
 from services.common.errors import ConfigError, InternalError
 from services.common.health import HealthReporter
-from services.common.lifecycle import run
+from services.common.lifecycle import in_daemon_thread, run, until_stopped
 from services.common.model_store import default_cache_dir, resolve
 from services.common.rpc import new_server
 from services.common.telemetry import configure_logging, configure_tracing, start_metrics_server
-from services.worker.assembly import Worker, build
+from services.worker.assembly import Prepared, Worker, build, prepare
 from services.worker.config import Config
+from services.worker.profiling import measure_link
 from services.worker.server import RManagerServicer, WorkerServicer
 
 logger = logging.getLogger("services.worker")
 
+_FIRST_VIEW_S = 2.0
 _SERVICES = [service.full_name for service in worker_pb2.DESCRIPTOR.services_by_name.values()]
 
 
@@ -28,18 +30,29 @@ async def main(stop: asyncio.Event) -> None:
     config = from_env(Config, os.environ)
     configure_logging(f"worker-{config.inst_id}", config.log_level)
     tracing = configure_tracing("worker", config.otlp_endpoint)
-    folder = resolve(config.model, default_cache_dir(os.environ), logger.info)
-    # The loop answers nobody yet: loading may block it.
-    worker = build(config, folder, asyncio.get_running_loop())
     server = new_server()
     health = HealthReporter(server, _SERVICES)
+    _listen(server, config.listen_address)  # a port in use is known before the model is loaded
+    prepared = await until_stopped(in_daemon_thread(lambda: _prepare(config)), stop)
+    if prepared is None:
+        return
+    worker = build(config, prepared)
     generation = WorkerServicer(worker.engine, worker.streams, worker.limits, worker.rmanager)
     worker_pb2_grpc.add_WorkerServicer_to_server(generation, server)
     worker_pb2_grpc.add_RManagerServicer_to_server(RManagerServicer(worker.rmanager), server)
-    _listen(server, config.listen_address)
-    with start_metrics_server(config.metrics_port):
-        await _serve(worker, server, health, config, stop)
-    tracing.shutdown()
+    try:
+        with start_metrics_server(config.metrics_port):
+            await _serve(worker, server, health, config, stop)
+    finally:
+        await asyncio.to_thread(worker.engine.stop)
+        await worker.rmanager.close()
+        await server.stop(1.0)
+        await asyncio.to_thread(worker.creditor.stop)
+        tracing.shutdown()
+
+
+def _prepare(config: Config) -> Prepared:
+    return prepare(config, resolve(config.model, default_cache_dir(os.environ), logger.info))
 
 
 async def _serve(
@@ -49,25 +62,29 @@ async def _serve(
     config: Config,
     stop: asyncio.Event,
 ) -> None:
+    worker.creditor.start()
+    if config.pooling:
+        await asyncio.to_thread(measure_link, worker.link, worker.info.perf)
     worker.engine.start()
     await server.start()
     rmanager = asyncio.create_task(worker.rmanager.run())
+    engine = asyncio.create_task(asyncio.to_thread(worker.engine.wait))
     stopping = asyncio.create_task(stop.wait())
     try:
+        # Who else is there decides what a request may use; without a gManager we serve alone.
+        known = asyncio.create_task(worker.rmanager.heartbeat.first_view.wait())
+        await asyncio.wait({known, stopping}, timeout=_FIRST_VIEW_S)
+        known.cancel()
         await health.serving()
         logger.info("ready", extra={"address": config.listen_address})
-        await asyncio.wait({rmanager, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if rmanager.done():
-            raise InternalError(f"the rManager ended: {rmanager.exception()!r}")
+        await asyncio.wait({rmanager, engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            raise InternalError("the engine or the rManager ended; the log says why")
         await health.not_serving()
         await _drain(worker, config.drain_timeout_s)
     finally:
         stopping.cancel()
         rmanager.cancel()
-        await asyncio.to_thread(worker.engine.stop)
-        await worker.rmanager.close()
-        await server.stop(1.0)
-        await asyncio.to_thread(worker.creditor.stop)
 
 
 async def _drain(worker: Worker, timeout_s: float) -> None:

@@ -1,17 +1,18 @@
 """Builds one worker from its settings: the parts and who is given what. Called by `__main__`."""
 
 import asyncio
-import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import REGISTRY
 
 from protos.infinite_llm.v1 import types_pb2
+from services.common.errors import ConfigError
 from services.common.ids import InstId, new_incarnation
 from services.worker.config import Config
-from services.worker.core import build_core, build_runner, build_scheduler
+from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.memory import geometry_of
@@ -21,10 +22,9 @@ from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
-from services.worker.kvcache.storage import KvShape
 from services.worker.metrics import WorkerCollector
 from services.worker.models.llama import LlamaFamilyModel
-from services.worker.profiling import Profiled, measure
+from services.worker.profiling import LinkParts, measure_compute
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.mover import Mover, MoverParts
 from services.worker.rmanager.peers import Peers
@@ -33,7 +33,13 @@ from services.worker.rmanager.rmanager import RManager, RManagerParts
 from services.worker.server import Limits
 from services.worker.streams import Streams
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What takes long to make: the model in memory, and what it was measured to do."""
+
+    core: Core
+    perf: types_pb2.PerfConstants
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +51,70 @@ class Worker:
     creditor: CreditorServer
     rmanager: RManager
     limits: Limits
+    info: types_pb2.InstanceInfo
+    link: LinkParts
 
 
-def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Worker:
-    """Everything until the instance may register. Blocks for the model's loading."""
+def prepare(config: Config, folder: Path) -> Prepared:
+    """Blocks for seconds: off the event loop."""
     core = build_core(config, folder)
-    model, storage, pool = core.model, core.storage, core.pool
-    geometry = geometry_of(storage.pool, model.config.num_heads)
-    metrics = DataPlaneMetrics(REGISTRY)
+    return Prepared(core, measure_compute(core.model, core.kernels, core.storage))
 
-    ledger = LendingLedger(pool, config.lend_keep_free, config.lease_s)
-    lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
-    incarnation = new_incarnation()
-    serving_me = Peer(InstId(config.inst_id), incarnation, config.data_address)
-    creditor = CreditorServer(
-        config.data_address,
-        Serving(serving_me, geometry, lender, storage.pool, core.kernels,
-                config.max_batched_tokens, metrics.creditor),
+
+def build(config: Config, prepared: Prepared) -> Worker:
+    """Wires the parts, on the event loop; starts nothing."""
+    core = prepared.core
+    plane = _data_plane(config, core)
+    peers = Peers(_model_name(config), core.storage.shape.block_bytes, config.lend_keep_free)
+    clients = Clients(config.gmanager_address)
+    channels, streams = ChannelPool(plane.open_channel), Streams(asyncio.get_running_loop())
+    engine = Engine(
+        build_scheduler(config, core),
+        build_runner(config, core, channels),
+        channels,
+        streams,
+        lambda: peers.free_blocks if config.pooling else 0,
+    )
+    me, storage, lender = plane.link.me, core.storage, plane.link.lender
+    releaser = Releaser(me, peers, clients, config.lease_s)
+    mover = Mover(
+        MoverParts(me, storage, engine, channels, peers, clients, plane.open_sender,
+                   releaser.release, streams.trace_of)
     )  # fmt: skip
-    me = Peer(serving_me.inst_id, incarnation, creditor.address)
+    info = _instance_info(config, core, me, prepared.perf)
+    rmanager = RManager(
+        RManagerParts(me, info, core.pool, lender, engine, peers, clients, mover, releaser,
+                      config.pooling)
+    )  # fmt: skip
+    streams.start_moves, streams.release = rmanager.start_moves, releaser.release
+    REGISTRY.register(WorkerCollector(engine, core.pool, lender, mover))
+    limits = _limits(config, core.model)
+    return Worker(engine, streams, plane.creditor, rmanager, limits, info, plane.link)
+
+
+@dataclass(frozen=True, slots=True)
+class _DataPlane:
+    """Both sides of lending: what we serve to others, and how we reach them."""
+
+    creditor: CreditorServer
+    link: LinkParts
+    open_channel: Callable[[Peer], CreditorChannel]
+    open_sender: Callable[[Peer], BlockSender]
+
+
+def _data_plane(config: Config, core: Core) -> _DataPlane:
+    geometry = geometry_of(core.storage.pool, core.model.config.num_heads)
+    metrics = DataPlaneMetrics(REGISTRY)
+    ledger = LendingLedger(core.pool, config.lend_keep_free, config.lease_s)
+    lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
+    me = Peer(InstId(config.inst_id), new_incarnation(), config.advertise_data_address)
+    serving = Serving(me, geometry, lender, core.storage.pool, core.kernels, metrics.creditor)
+    try:
+        creditor = CreditorServer(config.data_address, serving)
+    except ConfigError as error:
+        raise ConfigError(f"INFINITE_LLM_DATA_ADDRESS: {error.message}") from error
+    if not me.data_address:
+        me = replace(me, data_address=creditor.address)
 
     def open_channel(peer: Peer) -> CreditorChannel:
         rows, deadline_s = config.max_batched_tokens, config.attention_deadline_s
@@ -72,42 +123,14 @@ def build(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> Work
     def open_sender(peer: Peer) -> BlockSender:
         return BlockSender(me, peer, geometry, config.attention_deadline_s, metrics.debtor)
 
-    channels = ChannelPool(open_channel)
-    streams = Streams(loop)
-    scheduler, runner = build_scheduler(config, core), build_runner(config, core, channels)
-    peers = Peers(_model_name(config), storage.shape.block_bytes, config.lend_keep_free)
-    engine = Engine(
-        scheduler,
-        runner,
-        channels,
-        streams,
-        lambda: peers.free_blocks if config.pooling else 0,
-    )
-    creditor.start()
-    perf = measure(Profiled(model, core.kernels, storage, lender, me, geometry))
-    info = _instance_info(config, model, me, storage.shape, perf)
-    clients = Clients(config.gmanager_address)
-    releaser = Releaser(me, peers, clients, config.lease_s)
-    mover = Mover(
-        MoverParts(me, storage, engine, channels, peers, clients, open_sender,
-                   releaser.release, streams.trace_of)
-    )  # fmt: skip
-    rmanager = RManager(
-        RManagerParts(me, info, pool, lender, engine, peers, clients, mover, releaser,
-                      config.pooling)
-    )  # fmt: skip
-    streams.start_moves, streams.release = rmanager.start_moves, releaser.release
-    REGISTRY.register(WorkerCollector(engine, pool, lender, mover))
-    return Worker(engine, streams, creditor, rmanager, _limits(config, model))
+    link = LinkParts(core.storage, lender, me, geometry)
+    return _DataPlane(creditor, link, open_channel, open_sender)
 
 
 def _instance_info(
-    config: Config,
-    model: LlamaFamilyModel,
-    me: Peer,
-    shape: KvShape,
-    perf: types_pb2.PerfConstants,
+    config: Config, core: Core, me: Peer, perf: types_pb2.PerfConstants
 ) -> types_pb2.InstanceInfo:
+    shape = core.storage.shape
     return types_pb2.InstanceInfo(
         inst_id=me.inst_id,
         incarnation=me.incarnation,
@@ -117,7 +140,7 @@ def _instance_info(
         block_size=shape.block_size,
         num_blocks=config.num_blocks,
         block_bytes=shape.block_bytes,
-        max_model_len=model.config.max_model_len,
+        max_model_len=core.model.config.max_model_len,
         perf=perf,
     )
 

@@ -17,6 +17,8 @@ class Config:
     advertise_address: str = ""
     """Where others reach `listen_address`; empty means the same."""
     data_address: str = "tcp:127.0.0.1:7101"
+    advertise_data_address: str = ""
+    """Where others reach `data_address`; empty means the same."""
     gmanager_address: str = "127.0.0.1:7000"
     model_name: str = ""
     """The name clients use; empty means `model`'s last path component."""
@@ -25,7 +27,7 @@ class Config:
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the weights. bfloat16 also rounds what is multiplied with them, where a CPU has AMX."""
     kv_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    device: str = "cpu"
+    device: Literal["cpu"] = "cpu"
     num_threads: int = 1
     max_batched_tokens: int = 256
     """The token budget of one step, prefill and decode together."""
@@ -54,14 +56,40 @@ class Config:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "num_threads", "max_batched_tokens", "max_running"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"INFINITE_LLM_{name.upper()} must be at least 1")
-        if self.block_size < 1 or self.block_size & (self.block_size - 1):
-            raise ConfigError("INFINITE_LLM_BLOCK_SIZE must be a power of two")
-        if self.inst_id < 0:
-            raise ConfigError("INFINITE_LLM_INST_ID must not be negative")
-        if not 0 <= self.lend_keep_free < self.num_blocks:
-            raise ConfigError("INFINITE_LLM_LEND_KEEP_FREE must be less than the number of blocks")
-        if not self.model:
-            raise ConfigError("INFINITE_LLM_MODEL is required")
+        for name in _AT_LEAST_ONE:
+            _require(getattr(self, name) >= 1, name, "at least 1")
+        for name in _ABOVE_ZERO:
+            _require(getattr(self, name) > 0, name, "above 0")
+        is_power_of_two = self.block_size & (self.block_size - 1) == 0
+        _require(self.block_size >= 16 and is_power_of_two, "block_size", "16, 32, 64, ...")
+        _require(self.inst_id >= 0, "inst_id", "0 or more")
+        _require(0 <= self.metrics_port <= 65535, "metrics_port", "from 0 to 65535")
+        _require(0 <= self.lend_keep_free < self.num_blocks, "lend_keep_free", "below NUM_BLOCKS")
+        _require(bool(self.model), "model", "the name of a model")
+        for name in ("listen_address", "data_address"):
+            advertised = f"advertise_{name.removeprefix('listen_')}"
+            is_reachable = bool(getattr(self, advertised)) or not _is_wildcard(getattr(self, name))
+            _require(is_reachable, advertised, f"set where {name.upper()} is a wildcard")
+
+
+_AT_LEAST_ONE = ("num_blocks", "num_threads", "max_batched_tokens", "max_running", "max_waiting")
+_ABOVE_ZERO = (
+    "lease_s",
+    "attention_deadline_s",
+    "stall_timeout_s",
+    "queue_timeout_s",
+    "drain_timeout_s",
+)
+
+
+def _is_wildcard(address: str) -> bool:
+    """Peers that were told to connect there would connect to themselves."""
+    if address.startswith("unix:"):
+        return False
+    host = address.removeprefix("tcp:").rpartition(":")[0]
+    return host in ("0.0.0.0", "::", "[::]", "")
+
+
+def _require(is_met: bool, name: str, wanted: str) -> None:
+    if not is_met:
+        raise ConfigError(f"INFINITE_LLM_{name.upper()} must be {wanted}")

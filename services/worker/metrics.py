@@ -45,7 +45,8 @@ class WorkerCollector(Collector):
             "prefix_cache_hit_tokens": (snapshot.cache_hit_tokens, "Prompt tokens found computed"),
             "preemptions": (snapshot.preemptions, "Sequences that gave their blocks up"),
             "moved_blocks": (self._mover.moved_blocks, "Blocks moved to creditors"),
-            "refused_moves": (self._mover.refused_moves, "Moves that no creditor took"),
+            "failed_moves": (self._mover.failed_moves, "Moves refused, failed or void"),
+            "recomputed": (snapshot.recomputed, "Sequences that lost a part on a creditor"),
         }
         for name, (value, text) in counters.items():
             yield CounterMetricFamily(f"infinite_llm_worker_{name}", text, value=value)

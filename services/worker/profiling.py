@@ -1,8 +1,8 @@
 """Measures the constants of the performance model once, at start (paper section 5.1).
 
 W(beta)/f(beta): a step of the non-attention layers by batch size. 1/g: attention per cached token.
-The link: this instance's own data plane, through a real socket. Called by `assembly` before the
-instance registers; takes a second or two on a CPU.
+The link: this instance's own data plane, through a real socket. Called before the instance
+registers; takes a second or two on a CPU.
 """
 
 import time
@@ -14,7 +14,6 @@ import torch
 from kernels.interface import Kernels
 from kernels.partial import AttentionPartial, PagedRows
 from protos.infinite_llm.v1 import types_pb2
-from services.common.errors import ConfigError
 from services.common.ids import new_move_id, new_req_id
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
 from services.worker.distattention.transfer import BlockSender
@@ -31,30 +30,48 @@ _DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Profiled:
-    """The parts that are measured; all idle while `measure` runs."""
+class LinkParts:
+    """This instance's data plane, listening; its pool must be unused."""
 
-    model: LlamaFamilyModel
-    kernels: Kernels
     storage: KvStorage
     lender: Lender
     me: Peer
     geometry: Geometry
 
 
-def measure(parts: Profiled) -> types_pb2.PerfConstants:
-    round_trip_s, bytes_per_s = _link(parts)
+def measure_compute(
+    model: LlamaFamilyModel, kernels: Kernels, storage: KvStorage
+) -> types_pb2.PerfConstants:
+    """Everything but the link."""
     return types_pb2.PerfConstants(
         non_attention=[
-            types_pb2.BatchPoint(batch=batch, step_s=_non_attention_s(parts.model, batch))
+            types_pb2.BatchPoint(batch=batch, step_s=_non_attention_s(model, batch))
             for batch in _BATCHES
         ],
-        attention_s_per_token=_attention_s_per_token(parts),
-        link_round_trip_s=round_trip_s,
-        link_bytes_per_s=bytes_per_s,
-        num_layers=parts.geometry.num_layers,
-        row_bytes=parts.geometry.query_bytes(1) + parts.geometry.partial_bytes(1),
+        attention_s_per_token=_attention_s_per_token(model, kernels, storage),
+        num_layers=model.config.num_layers,
     )
+
+
+def measure_link(parts: LinkParts, perf: types_pb2.PerfConstants) -> None:
+    """Add the link to `perf`: block copies and one layer's query, to ourselves."""
+    owner = Owner(parts.me.inst_id, parts.me.incarnation)
+    req_id, move_id = new_req_id(), new_move_id()
+    num_blocks = max(1, min(_NUM_BLOCK_COPIES, parts.storage.num_blocks // 2))
+    if parts.lender.reserve(owner, req_id, move_id, num_blocks) is None:
+        return  # so small that it will never lend
+    try:
+        sender = BlockSender(parts.me, parts.me, parts.geometry, _DEADLINE_S)
+        blocks = [parts.storage.block(block_id) for block_id in range(num_blocks)]
+        started = time.perf_counter()
+        sender.send_blocks(move_id, blocks)
+        copy_s = time.perf_counter() - started
+        sender.close()
+        perf.link_bytes_per_s = num_blocks * parts.geometry.block_bytes / copy_s
+        perf.link_round_trip_s = _round_trip_s(parts, RemotePart(req_id, (move_id,), 1))
+        perf.row_bytes = parts.geometry.query_bytes(1) + parts.geometry.partial_bytes(1)
+    finally:
+        parts.lender.release(owner, move_id)
 
 
 def _non_attention_s(model: LlamaFamilyModel, batch: int) -> float:
@@ -68,48 +85,25 @@ def _non_attention_s(model: LlamaFamilyModel, batch: int) -> float:
     return _best_s(step)
 
 
-def _attention_s_per_token(parts: Profiled) -> float:
-    block_size = parts.geometry.block_size
-    num_blocks = min(parts.storage.num_blocks, -(-_CONTEXT_TOKENS // block_size))
+def _attention_s_per_token(model: LlamaFamilyModel, kernels: Kernels, storage: KvStorage) -> float:
+    block_size = storage.shape.block_size
+    num_blocks = min(storage.num_blocks, -(-_CONTEXT_TOKENS // block_size))
     num_tokens = num_blocks * block_size
     rows = PagedRows.build(
         [1], [range(num_blocks)], [num_tokens],
-        causal=True, num_blocks=parts.storage.num_blocks, block_size=block_size,
+        causal=True, num_blocks=storage.num_blocks, block_size=block_size,
     )  # fmt: skip
-    heads, dim = parts.geometry.num_heads, parts.geometry.head_dim
+    heads, dim = model.config.num_heads, model.config.head_dim
     q, out = torch.zeros(1, heads, dim), AttentionPartial.allocate(1, heads, dim)
 
     def all_layers() -> None:
-        for layer in range(parts.geometry.num_layers):
-            parts.kernels.micro_attention(q, parts.storage.pool, layer, rows, out)
+        for layer in range(model.config.num_layers):
+            kernels.micro_attention(q, storage.pool, layer, rows, out)
 
     return _best_s(all_layers) / num_tokens
 
 
-def _link(parts: Profiled) -> tuple[float, float]:
-    """Round trip of one layer's query, and bytes per second of block copies, to ourselves."""
-    owner, req_id, move_id = (
-        Owner(parts.me.inst_id, parts.me.incarnation),
-        new_req_id(),
-        new_move_id(),
-    )
-    num_blocks = max(1, min(_NUM_BLOCK_COPIES, parts.storage.num_blocks // 2))
-    if parts.lender.reserve(owner, req_id, move_id, num_blocks) is None:
-        raise ConfigError("INFINITE_LLM_NUM_BLOCKS is too small for any lending")
-    try:
-        sender = BlockSender(parts.me, parts.me, parts.geometry, _DEADLINE_S)
-        blocks = [parts.storage.block(block_id) for block_id in range(num_blocks)]
-        started = time.perf_counter()
-        sender.send_blocks(move_id, blocks)
-        copy_s = time.perf_counter() - started
-        sender.close()
-        round_trip_s = _round_trip_s(parts, RemotePart(req_id, (move_id,), 1))
-    finally:
-        parts.lender.release(owner, req_id)
-    return round_trip_s, num_blocks * parts.geometry.block_bytes / copy_s
-
-
-def _round_trip_s(parts: Profiled, part: RemotePart) -> float:
+def _round_trip_s(parts: LinkParts, part: RemotePart) -> float:
     channel = CreditorChannel(parts.me, parts.me, parts.geometry, 1, _DEADLINE_S)
     query = torch.zeros(1, parts.geometry.num_heads, parts.geometry.head_dim)
 

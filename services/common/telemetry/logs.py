@@ -21,7 +21,8 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 def configure_logging(service: str, level: str) -> None:
     """Replaces the root logger's handlers. `level` is one of LEVELS, in any case."""
     if level.lower() not in LEVELS:
-        raise ConfigError(f"log level must be one of {', '.join(LEVELS)}, not {level!r}")
+        choices = ", ".join(LEVELS)
+        raise ConfigError(f"INFINITE_LLM_LOG_LEVEL must be one of {choices}, not {level!r}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

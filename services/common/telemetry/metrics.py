@@ -17,7 +17,7 @@ class MetricsServer:
             try:
                 self._running = start_http_server(port, registry=registry)
             except OSError as error:
-                raise ConfigError(f"metrics port {port}: {error.strerror}") from error
+                raise ConfigError(f"INFINITE_LLM_METRICS_PORT={port}: {error.strerror}") from error
 
     def close(self) -> None:
         if self._running is None:

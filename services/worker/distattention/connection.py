@@ -35,6 +35,8 @@ from services.worker.distattention.wire import (
 )
 from services.worker.kvcache.lending import LentPart
 
+#: The most rows of one query. A bound on what a connection may allocate, far above any batch.
+MAX_ROWS = 1 << 16
 _MAX_DRAIN_BYTES = 1 << 28
 
 _log = logging.getLogger(__name__)
@@ -42,14 +44,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What every connection of one creditor serves from. `max_rows`: the most of one query."""
+    """What every connection of one creditor serves from."""
 
     me: Peer
     geometry: Geometry
     lender: Lender
     pool: torch.Tensor
     kernels: Kernels
-    max_rows: int
     metrics: SideMetrics
 
 
@@ -120,8 +121,8 @@ class Connection:
         ):
             if theirs != ours:
                 raise WireError(ErrorCode.MISMATCH, f"{what} is {ours}, not {theirs}")
-        if hello.max_rows > self._serving.max_rows:
-            text = f"takes {self._serving.max_rows} rows at once, not {hello.max_rows}"
+        if hello.max_rows > MAX_ROWS:
+            text = f"takes {MAX_ROWS} rows at once, not {hello.max_rows}"
             raise WireError(ErrorCode.MISMATCH, text)
         return hello
 
@@ -191,7 +192,10 @@ class _Session:
             raise WireError(ErrorCode.BAD_MESSAGE, text)
         started = time.perf_counter()
         move_id = MoveId(head.ident)
-        block_id = self._serving.lender.begin_receive(move_id, head.item)
+        owner = self._hello
+        block_id = self._serving.lender.begin_receive(
+            owner.owner_inst_id, owner.owner_incarnation, move_id, head.item
+        )
         is_intact = False
         try:
             block = self._pool_bytes[block_id * block_bytes : (block_id + 1) * block_bytes]

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class CreditorServer:
     """Owns the listener and the connections' threads. `start` once."""
 
-    def __init__(self, address: str, serving: Serving, max_connections: int = 64) -> None:
+    def __init__(self, address: str, serving: Serving, max_connections: int = 256) -> None:
         """Listens at once, so that `address` can be told to others before `start`."""
         self._serving = serving
         self._max_connections = max_connections

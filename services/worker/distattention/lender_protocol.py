@@ -10,7 +10,13 @@ from services.worker.kvcache.lending import LentPart
 
 
 class Lender(Protocol):
-    def begin_receive(self, move_id: MoveId, index: int) -> int:
+    def begin_receive(
+        self,
+        owner_inst_id: InstId,
+        owner_incarnation: Incarnation,
+        move_id: MoveId,
+        index: int,
+    ) -> int:
         """The block that the copy goes into, pinned. Raises PartLost."""
         ...
 

@@ -8,13 +8,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from services.common.errors import InternalError, PartLost, ServerError, Unavailable
-from services.common.ids import InstId, ReqId
+from services.common.ids import InstId, MoveId, ReqId
 from services.worker.engine.attention import ChannelPool, Creditor
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler
@@ -37,14 +37,17 @@ class EngineSnapshot:
     generated_tokens: int = 0
     """Since the start of the process."""
     preemptions: int = 0
+    """Sequences that gave their blocks up for want of memory."""
+    recomputed: int = 0
+    """Sequences that lost a part on a creditor."""
     cache_asked_tokens: int = 0
     """Prompt tokens that were looked up in the prefix cache, and those found; since the start."""
     cache_hit_tokens: int = 0
     steps: int = 0
     step_s: float = 0.0
     local_blocks: dict[ReqId, int] = field(default_factory=dict)
-    creditors: dict[Creditor, frozenset[ReqId]] = field(default_factory=dict)
-    """Requests that have blocks on each creditor: whose leases to renew."""
+    creditors: dict[Creditor, frozenset[MoveId]] = field(default_factory=dict)
+    """Moves whose blocks each creditor holds: their leases are to be renewed."""
 
 
 class Listener(Protocol):
@@ -92,6 +95,10 @@ class Engine:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    def wait(self) -> None:
+        """Until the loop has ended: stopped, or broken."""
+        self._thread.join()
+
     def call(self, function: Callable[[Scheduler], T]) -> "Future[T]":
         """Run `function` on the engine thread between two steps."""
         future: Future[T] = Future()
@@ -107,12 +114,14 @@ class Engine:
         self._inbox.put(run)
         return future
 
-    def lose_parts(self, inst_id: InstId, req_ids: list[ReqId] | None = None) -> "Future[int]":
+    def lose_parts(
+        self, inst_id: InstId, move_ids: Collection[MoveId] | None = None
+    ) -> "Future[int]":
         """A creditor no longer holds what it lent: recompute what depended on it."""
 
         def lose(scheduler: Scheduler) -> int:
             self._channels.drop(inst_id)
-            return scheduler.lose_parts(inst_id, self._clock(), req_ids)
+            return scheduler.lose_parts(inst_id, self._clock(), move_ids)
 
         return self.call(lose)
 
@@ -182,10 +191,11 @@ class Engine:
         self, plan: Schedule, outputs: list[SequenceOutput], started_s: float
     ) -> EngineSnapshot:
         last, running = self.snapshot, self._scheduler.running
-        creditors: dict[Creditor, set[ReqId]] = {}
+        creditors: dict[Creditor, set[MoveId]] = {}
         spans = self._scheduler.blocks.remote_spans
         for span in spans:
-            creditors.setdefault((span.inst_id, span.incarnation), set()).add(span.req_id)
+            creditors.setdefault((span.inst_id, span.incarnation), set()).add(span.move_id)
+        self._channels.retain(creditors.keys())
         counts = self._scheduler.blocks.counts
         return EngineSnapshot(
             num_running=len(running),
@@ -197,6 +207,7 @@ class Engine:
             running_tokens=sum(seq.num_computed for seq in running),
             generated_tokens=last.generated_tokens + sum(len(o.token_ids) for o in outputs),
             preemptions=last.preemptions + plan.num_preempted,
+            recomputed=self._scheduler.num_recomputed,
             cache_asked_tokens=counts.asked_tokens,
             cache_hit_tokens=counts.hit_tokens,
             steps=last.steps + (1 if plan.items else 0),

@@ -9,17 +9,16 @@ sequence always progresses. Called by the engine once per step.
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from services.common.errors import Overloaded
-from services.common.ids import InstId, ReqId
+from services.common.ids import InstId, MoveId, ReqId
 from services.worker.engine.sequence import (
     FinishReason,
     MoveOrder,
     Request,
     Schedule,
-    ScheduledSequence,
     Sequence,
     SequenceOutput,
 )
@@ -55,6 +54,8 @@ class Scheduler:
         self.blocks = blocks
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.num_recomputed = 0
+        """Sequences that lost a part and began anew; since the start."""
         self._num_arrived = 0
         self._lend_not_before_s = 0.0
         self._is_admission_held = False
@@ -124,29 +125,28 @@ class Scheduler:
 
     def _run_running(self, plan: Schedule, now_s: float, can_lend: bool) -> None:
         in_order = sorted(self.running, key=lambda seq: (seq.num_uncomputed > 1, seq.rank))
-        for sequence in in_order:
-            if sequence not in self.running:
+        for index, sequence in enumerate(in_order):
+            if not sequence.is_running:
                 continue  # preempted a moment ago
-            wanted = min(sequence.num_uncomputed, self._share_of(plan))
+            num_behind = len(in_order) - index - 1 + len(self.waiting)
+            wanted = min(sequence.num_uncomputed, self._share(plan, num_behind))
             if wanted == 0:
                 continue
             num_tokens = self.blocks.grow(sequence, wanted)
             while num_tokens == 0 and self._preempt_for(sequence, plan, can_lend, now_s):
                 num_tokens = self.blocks.grow(sequence, wanted)
             if num_tokens > 0:
-                plan.items.append(ScheduledSequence(sequence, num_tokens))
+                plan.add(sequence, num_tokens)
             elif now_s - sequence.waiting_since_s > self.config.stall_timeout_s:
                 self._give_way(sequence, plan, now_s)
 
-    def _share_of(self, plan: Schedule) -> int:
-        """Tokens that the next sequence may take: half the rest while others want some, too.
+    def _share(self, plan: Schedule, num_behind: int) -> int:
+        """Tokens that a sequence may take: half the rest while others behind it want some, too.
 
         So a short prompt behind a long one starts at once, and the long one still goes on.
         """
         left = self.config.max_batched_tokens - plan.num_tokens
-        started = {item.sequence.req_id for item in plan.items}
-        num_others = sum(seq.req_id not in started for seq in self.running) + len(self.waiting)
-        return left if num_others <= 1 else -(-left // 2)
+        return -(-left // 2) if num_behind else left
 
     def _preempt_for(
         self, sequence: Sequence, plan: Schedule, can_lend: bool, now_s: float
@@ -167,8 +167,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
         self.blocks.give_up(sequence, now_s, keep_remote=False)
         self.running.remove(sequence)
+        sequence.is_running = False
         insort(self.waiting, sequence, key=_rank)
-        plan.items = [item for item in plan.items if item.sequence is not sequence]
+        plan.remove(sequence)
         plan.num_preempted += 1
 
     def _give_way(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
@@ -194,20 +195,26 @@ class Scheduler:
             and plan.num_tokens < self.config.max_batched_tokens
         ):
             sequence = self.waiting[0]
-            self.blocks.attach_prefix(sequence)
-            needed = sequence.table.blocks_to_reach(sequence.num_tokens + 1)
             # One spare block for each running sequence, or the newcomer is preempted at once.
             spare = self._promised_blocks() + len(self.running)
-            wanted = min(sequence.num_uncomputed, self._share_of(plan))
-            fits = needed <= self.blocks.pool.num_free + remote_free_blocks - spare
-            num_tokens = self.blocks.grow(sequence, wanted) if fits else 0
-            if num_tokens == 0:
-                self.blocks.give_up(sequence, now_s, keep_remote=True)
+            available = self.blocks.pool.num_free + remote_free_blocks - spare
+            if self.blocks.blocks_to_start(sequence) > available or not self._start(sequence, plan):
                 return
-            self.waiting.pop(0)
-            insort(self.running, sequence, key=_rank)
             sequence.waiting_since_s = now_s
-            plan.items.append(ScheduledSequence(sequence, num_tokens))
+
+    def _start(self, sequence: Sequence, plan: Schedule) -> bool:
+        """Take the first of the queue in; False if there is no local block for it now."""
+        if self.blocks.pool.num_free == 0:
+            return False
+        self.blocks.start(sequence)
+        wanted = min(sequence.num_uncomputed, self._share(plan, len(self.waiting) - 1))
+        num_tokens = self.blocks.grow(sequence, wanted)
+        self.waiting.pop(0)
+        insort(self.running, sequence, key=_rank)
+        sequence.is_running = True
+        if num_tokens > 0:
+            plan.add(sequence, num_tokens)
+        return True
 
     def _promised_blocks(self) -> int:
         """Blocks that sequences already admitted still need for the tokens they know."""
@@ -228,7 +235,12 @@ class Scheduler:
         if sequence is None or sequence.num_movable_blocks == 0 or num_blocks < 1:
             return None
         count = min(num_blocks, sequence.num_movable_blocks, self.config.max_move_blocks)
-        return self.blocks.order_move(sequence, count)
+        return self.blocks.begin_move(sequence, count)
+
+    def is_current(self, order: MoveOrder) -> bool:
+        """Whether the order's blocks are still those of its sequence."""
+        sequence = self.find(order.req_id)
+        return sequence is not None and sequence.epoch == order.epoch
 
     def commit_move(self, order: MoveOrder, span: RemoteSpan) -> bool:
         """Between two steps: the creditor's copy becomes the truth and the local blocks are free.
@@ -251,21 +263,21 @@ class Scheduler:
             self.blocks.drop_idle_remote()
 
     def lose_parts(
-        self, inst_id: InstId, now_s: float, req_ids: Iterable[ReqId] | None = None
+        self, inst_id: InstId, now_s: float, move_ids: Collection[MoveId] | None = None
     ) -> int:
-        """Recompute the sequences with blocks on `inst_id` (of these moves' requests); how many."""
-        wanted = None if req_ids is None else set(req_ids)
+        """Recompute the sequences with blocks on `inst_id` (all, or of these moves); how many."""
         lost = [
             sequence
             for sequence in self.running
             if any(
-                span.inst_id == inst_id and (wanted is None or span.req_id in wanted)
+                span.inst_id == inst_id and (move_ids is None or span.move_id in move_ids)
                 for span in sequence.table.remote
             )
         ]
-        self.blocks.lose(inst_id)
+        self.blocks.lose(inst_id, move_ids)
         for sequence in lost:
             self._preempt(sequence, Schedule(), now_s)
+        self.num_recomputed += len(lost)
         return len(lost)
 
     def _lend_ahead(self, plan: Schedule) -> None:
@@ -289,6 +301,9 @@ class Scheduler:
 
     def _drop(self, sequence: Sequence, now_s: float) -> None:
         self.blocks.give_up(sequence, now_s, keep_remote=True)
-        queue = self.running if sequence in self.running else self.waiting
-        queue.remove(sequence)
-        self._is_admission_held = False
+        if sequence.is_running:
+            self.running.remove(sequence)
+            sequence.is_running = False
+            self._is_admission_held = False
+        else:
+            self.waiting.remove(sequence)

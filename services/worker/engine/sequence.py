@@ -49,6 +49,7 @@ class Sequence:
     num_computed: int = 0
     epoch: int = 0
     """Grows when the blocks are given up, so that a move begun before does not commit after."""
+    is_running: bool = False
     is_moving: bool = False
     waiting_since_s: float = 0.0
     """When it last joined the queue, or last made progress while running."""
@@ -183,6 +184,13 @@ class Schedule:
     failed: list[SequenceOutput] = field(default_factory=list)
     num_preempted: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items)
+    num_tokens: int = 0
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        self.items.append(ScheduledSequence(sequence, num_tokens))
+        self.num_tokens += num_tokens
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take back what was planned for it, if anything was."""
+        self.items = [item for item in self.items if item.sequence is not sequence]
+        self.num_tokens = sum(item.num_tokens for item in self.items)

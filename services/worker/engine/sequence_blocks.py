@@ -4,10 +4,12 @@ Stands between the scheduler, which decides who may have memory, and the pool an
 which have it. Knows no queue and no order of requests.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from services.common.ids import InstId
+from services.common.ids import InstId, MoveId
 from services.worker.engine.sequence import MoveOrder, Sequence
+from services.worker.kvcache.block_hash import BlockHash
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.block_table import RemoteSpan
 from services.worker.kvcache.remote_prefixes import RemotePrefixes
@@ -42,28 +44,60 @@ class SequenceBlocks:
         released, self._released = self._released, []
         return released
 
-    def attach_prefix(self, sequence: Sequence) -> None:
-        """Hold whatever of the sequence's beginning is computed already, here or on creditors.
+    # -- prefixes ---------------------------------------------------------------------------------
+
+    def blocks_to_start(self, sequence: Sequence) -> int:
+        """Free blocks that a waiting sequence needs for the tokens it knows and the next one.
+
+        What creditors hold of its beginning, or running sequences, costs nothing.
+        """
+        spans, hashes = self._known_prefix(sequence)
+        num_remote = sum(span.num_blocks for span in spans)
+        shared = self.pool.num_held(hashes[num_remote:])
+        return sequence.table.blocks_to_reach(sequence.num_tokens + 1) - num_remote - shared
+
+    def start(self, sequence: Sequence) -> None:
+        """Hold whatever of the sequence's beginning is computed already, here or on creditors."""
+        spans, hashes = self._known_prefix(sequence)
+        self._remote.hold(spans)
+        sequence.table.attach(spans)
+        sequence.table.append(self.pool.reuse(hashes[sequence.table.num_remote_blocks :]))
+        sequence.num_named = sequence.table.num_blocks
+        sequence.num_computed = sequence.num_named * sequence.table.block_size
+        if sequence.num_cached_tokens is None:
+            # Only the first start counts: what a preempted sequence finds again is its own.
+            sequence.num_cached_tokens = sequence.num_computed
+            self.counts.asked_tokens += len(sequence.request.prompt_token_ids)
+            self.counts.hit_tokens += sequence.num_computed
+
+    def name_full_blocks(self, sequence: Sequence) -> None:
+        """Blocks that the last step filled can be found by others from now on."""
+        table = sequence.table
+        num_full = sequence.num_computed // table.block_size
+        if not self._is_caching or num_full <= sequence.num_named:
+            return
+        sequence.hash_full_blocks(sequence.num_computed)
+        for index in range(sequence.num_named, num_full):
+            self.pool.name(table.local[index - table.num_remote_blocks], sequence.hashes[index])
+        sequence.num_named = num_full
+
+    def _known_prefix(self, sequence: Sequence) -> tuple[list[RemoteSpan], list[BlockHash]]:
+        """Spans to begin with, and the hashes of all blocks that may be found.
 
         At least one token is left to compute: its logits are wanted. Where logits of the whole
         prompt are wanted, all of it is.
         """
-        self._count(sequence, 0)
         if not self._is_caching or sequence.wants_prompt_logprobs:
-            return
-        usable_tokens = sequence.num_tokens - 1
+            return [], []
         sequence.hash_full_blocks(sequence.num_tokens)
-        hashes = sequence.hashes[: usable_tokens // sequence.table.block_size]
-        spans = self._remote.find(sequence.root_hash, hashes)
+        hashes = sequence.hashes[: (sequence.num_tokens - 1) // sequence.table.block_size]
+        spans = self._remote.find(hashes)
         num_remote = sum(span.num_blocks for span in spans)
         if self.pool.num_known(hashes) >= num_remote + self.pool.num_known(hashes[num_remote:]):
-            spans, num_remote = [], 0
-        self._remote.hold(spans)
-        sequence.table.remote = list(spans)
-        sequence.table.append(self.pool.reuse(hashes[num_remote:]))
-        sequence.num_named = sequence.table.num_blocks
-        sequence.num_computed = sequence.num_named * sequence.table.block_size
-        self._count(sequence, sequence.num_computed)
+            spans = []
+        return spans, hashes
+
+    # -- growing and giving up --------------------------------------------------------------------
 
     def grow(self, sequence: Sequence, wanted: int) -> int:
         """Allocate for `wanted` more tokens, or what there is; returns the tokens that fit."""
@@ -76,27 +110,6 @@ class SequenceBlocks:
         table.append(blocks or ())
         return min(wanted, table.num_blocks * table.block_size - sequence.num_computed)
 
-    def name_full_blocks(self, sequence: Sequence) -> None:
-        """Blocks that the last step filled can be found by others from now on."""
-        table = sequence.table
-        num_full = sequence.num_computed // table.block_size
-        if not self._is_caching or num_full <= sequence.num_named:
-            return
-        sequence.hash_full_blocks(sequence.num_computed)
-        num_remote = table.num_remote_blocks
-        for index in range(sequence.num_named, num_full):
-            self.pool.name(table.local[index - num_remote], sequence.hashes[index])
-        sequence.num_named = num_full
-
-    def commit_move(self, sequence: Sequence, span: RemoteSpan) -> None:
-        """The creditor's copy of the oldest local blocks becomes the truth."""
-        first = sequence.table.num_remote_blocks
-        sequence.hash_full_blocks((first + span.num_blocks) * sequence.table.block_size)
-        previous = sequence.hashes[first - 1] if first else sequence.root_hash
-        hashes = sequence.hashes[first : first + span.num_blocks]
-        self.pool.free(sequence.table.commit_move(span))
-        self._remote.add(span, previous, hashes)
-
     def give_up(self, sequence: Sequence, now_s: float, *, keep_remote: bool) -> None:
         """The sequence holds nothing any more; moves of its blocks that are under way are void."""
         local, remote = sequence.table.clear()
@@ -108,9 +121,24 @@ class SequenceBlocks:
         sequence.epoch += 1
         sequence.is_moving = False
 
-    def order_move(self, sequence: Sequence, num_blocks: int) -> MoveOrder:
+    # -- lending ----------------------------------------------------------------------------------
+
+    def begin_move(self, sequence: Sequence, num_blocks: int) -> MoveOrder | None:
+        """Take the oldest `num_blocks` local blocks for a move.
+
+        None if a creditor holds them already, for another sequence: then that copy is used.
+        """
+        if self._adopt(sequence):
+            return None
         sequence.is_moving = True
         return MoveOrder(sequence.req_id, sequence.epoch, tuple(sequence.table.local[:num_blocks]))
+
+    def commit_move(self, sequence: Sequence, span: RemoteSpan) -> None:
+        """The creditor's copy of the oldest local blocks becomes the truth."""
+        first = sequence.table.num_remote_blocks
+        sequence.hash_full_blocks((first + span.num_blocks) * sequence.table.block_size)
+        self._remote.add(span, sequence.hashes[first : first + span.num_blocks])
+        self.pool.free(sequence.table.commit_move(span))
 
     def expire_remote(self, now_s: float) -> None:
         self._released += self._remote.expire(now_s)
@@ -119,15 +147,18 @@ class SequenceBlocks:
         """Give back what creditors hold for nobody: memory is short."""
         self._released += self._remote.drop_idle()
 
-    def lose(self, inst_id: InstId) -> None:
-        """Nothing on that creditor may be found again."""
-        self._remote.lose(inst_id)
+    def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> None:
+        """What that creditor held (all, or of these moves) may not be found again."""
+        self._remote.lose(inst_id, move_ids)
 
-    def _count(self, sequence: Sequence, num_hit: int) -> None:
-        """Only the first admission counts: what a preempted sequence finds again is its own."""
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = 0
-            self.counts.asked_tokens += len(sequence.request.prompt_token_ids)
-        elif num_hit and sequence.num_cached_tokens == 0 and sequence.epoch == 0:
-            sequence.num_cached_tokens = num_hit
-            self.counts.hit_tokens += num_hit
+    def _adopt(self, sequence: Sequence) -> bool:
+        """Let go of local blocks that lie on a creditor already; False if there are none."""
+        if not self._is_caching:
+            return False
+        table = sequence.table
+        first, movable = table.num_remote_blocks, table.num_movable(sequence.num_computed)
+        spans = self._remote.find(sequence.hashes[first : first + movable])
+        for span in spans:
+            self._remote.hold([span])
+            self.pool.free(table.commit_move(span))
+        return bool(spans)

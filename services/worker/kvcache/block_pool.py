@@ -72,6 +72,17 @@ class BlockPool:
                     return count
             return len(hashes)
 
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+        """How many blocks of the known prefix somebody holds: sharing them takes no memory."""
+        with self._lock:
+            count = 0
+            for block_hash in hashes:
+                block_id = self._block_of.get(block_hash)
+                if block_id is None:
+                    break
+                count += self._holders[block_id] > 0
+            return count
+
     def name(self, block_id: int, block_hash: BlockHash) -> None:
         """A held block is full now and can be found by its hash. The first of equals keeps it."""
         with self._lock:

@@ -31,10 +31,8 @@ class BlockTable:
     block_size: int
     remote: list[RemoteSpan] = field(default_factory=list)
     local: list[int] = field(default_factory=list)
-
-    @property
-    def num_remote_blocks(self) -> int:
-        return sum(span.num_blocks for span in self.remote)
+    num_remote_blocks: int = 0
+    """The sum over `remote`, kept because every token of every step asks for it."""
 
     @property
     def num_remote_tokens(self) -> int:
@@ -55,6 +53,13 @@ class BlockTable:
     def append(self, block_ids: Sequence[int]) -> None:
         self.local.extend(block_ids)
 
+    def attach(self, spans: Sequence[RemoteSpan]) -> None:
+        """Begin with what creditors hold already; the table must not have local blocks yet."""
+        if self.local:
+            raise ValueError("remote spans come before local blocks")
+        self.remote.extend(spans)
+        self.num_remote_blocks += sum(span.num_blocks for span in spans)
+
     def slot(self, position: int) -> int:
         """The storage slot of the token at `position`; it must be local."""
         block, offset = divmod(position - self.num_remote_tokens, self.block_size)
@@ -68,10 +73,11 @@ class BlockTable:
         if len(moved) != span.num_blocks:
             raise ValueError(f"only {len(moved)} local blocks, cannot commit {span.num_blocks}")
         self.remote.append(span)
+        self.num_remote_blocks += span.num_blocks
         return moved
 
     def clear(self) -> tuple[list[int], list[RemoteSpan]]:
         """Empty the table; returns what the caller must free here and release elsewhere."""
         local, remote = self.local, self.remote
-        self.local, self.remote = [], []
+        self.local, self.remote, self.num_remote_blocks = [], [], 0
         return local, remote

@@ -40,10 +40,17 @@ class Lender:
         with self._lock:
             return self._ledger.reserve(owner, req_id, move_id, num_blocks, self._clock())
 
-    def begin_receive(self, move_id: MoveId, index: int) -> int:
+    def begin_receive(
+        self,
+        owner_inst_id: InstId,
+        owner_incarnation: Incarnation,
+        move_id: MoveId,
+        index: int,
+    ) -> int:
+        owner = Owner(owner_inst_id, owner_incarnation)
         with self._lock:
             try:
-                return self._ledger.begin_receive(move_id, index, self._clock())
+                return self._ledger.begin_receive(owner, move_id, index, self._clock())
             except LookupError as error:
                 raise PartLost(self._me, str(error)) from error
 
@@ -75,13 +82,13 @@ class Lender:
         with self._lock:
             self._ledger.end_use(part)
 
-    def renew(self, owner: Owner, req_ids: Iterable[ReqId]) -> list[ReqId]:
+    def renew(self, owner: Owner, move_ids: Iterable[MoveId]) -> list[MoveId]:
         with self._lock:
-            return self._ledger.renew(owner, req_ids, self._clock())
+            return self._ledger.renew(owner, move_ids, self._clock())
 
-    def release(self, owner: Owner, req_id: ReqId, move_id: MoveId | None = None) -> int:
+    def release(self, owner: Owner, move_id: MoveId) -> int:
         with self._lock:
-            return self._ledger.release(owner, req_id, move_id)
+            return self._ledger.release(owner, move_id)
 
     def expire(self) -> list[Grant]:
         with self._lock:

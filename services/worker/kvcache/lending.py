@@ -42,6 +42,10 @@ class Grant:
     received: set[int] = field(default_factory=set)
     num_pins: int = 0
 
+    def is_live(self, now_s: float) -> bool:
+        """Neither ended nor overdue, whether or not somebody has swept since."""
+        return self.state is not GrantState.ENDED and self.expires_s > now_s
+
 
 @dataclass(frozen=True, slots=True)
 class LentPart:
@@ -92,10 +96,11 @@ class LendingLedger:
         self._grants[move_id] = grant
         return grant
 
-    def begin_receive(self, move_id: MoveId, index: int, now_s: float) -> int:
+    def begin_receive(self, owner: Owner, move_id: MoveId, index: int, now_s: float) -> int:
         """Pin the grant and name the block that the copy number `index` goes to."""
         grant = self._live(move_id, now_s)
-        if grant.state is not GrantState.RESERVED or not 0 <= index < len(grant.block_ids):
+        is_expected = grant.owner == owner and grant.state is GrantState.RESERVED
+        if not is_expected or not 0 <= index < len(grant.block_ids):
             raise LookupError(f"move {move_id} does not expect block {index}")
         self._pin(grant, now_s)
         return grant.block_ids[index]
@@ -131,30 +136,24 @@ class LendingLedger:
         for grant in part.grants:
             self._unpin(grant)
 
-    def renew(self, owner: Owner, req_ids: Iterable[ReqId], now_s: float) -> list[ReqId]:
-        """Renew every grant of these requests; returns the requests of which nothing is held."""
-        wanted = set(req_ids)
-        held = set()
-        for grant in self._grants.values():
-            is_live = grant.state is not GrantState.ENDED and grant.expires_s > now_s
-            if grant.owner == owner and grant.req_id in wanted and is_live:
+    def renew(self, owner: Owner, move_ids: Iterable[MoveId], now_s: float) -> list[MoveId]:
+        """Renew the grants of these moves; returns the moves of which nothing is held."""
+        lost = []
+        for move_id in move_ids:
+            grant = self._grants.get(move_id)
+            if grant is None or grant.owner != owner or not grant.is_live(now_s):
+                lost.append(move_id)
+            else:
                 grant.expires_s = now_s + self._lease_s
-                held.add(grant.req_id)
-        return sorted(wanted - held)
+        return lost
 
-    def release(self, owner: Owner, req_id: ReqId, move_id: MoveId | None = None) -> int:
-        """End the request's grants (or that of `move_id`). Idempotent; returns the blocks ended."""
-        chosen = [
-            grant
-            for grant in self._grants.values()
-            if grant.owner == owner
-            and grant.req_id == req_id
-            and move_id in (None, grant.move_id)
-            and grant.state is not GrantState.ENDED
-        ]
-        for grant in chosen:
-            self._end(grant)
-        return sum(len(grant.block_ids) for grant in chosen)
+    def release(self, owner: Owner, move_id: MoveId) -> int:
+        """End the grant of one move. Idempotent; returns the blocks ended."""
+        grant = self._grants.get(move_id)
+        if grant is None or grant.owner != owner or grant.state is GrantState.ENDED:
+            return 0
+        self._end(grant)
+        return len(grant.block_ids)
 
     def expire(self, now_s: float) -> list[Grant]:
         """End every grant whose lease is over."""
@@ -169,7 +168,7 @@ class LendingLedger:
 
     def _live(self, move_id: MoveId, now_s: float) -> Grant:
         grant = self._grants.get(move_id)
-        if grant is None or grant.state is GrantState.ENDED or grant.expires_s <= now_s:
+        if grant is None or not grant.is_live(now_s):
             raise LookupError(f"nothing is held under move {move_id}")
         return grant
 

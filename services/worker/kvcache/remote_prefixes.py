@@ -2,10 +2,10 @@
 
 A prefix that was lent out stays where it is: the next sequence that begins with the same tokens
 reads it in place. A span that no sequence uses is kept for a bounded time, since it occupies
-somebody else's memory. Owned by the scheduler.
+somebody else's memory. Owned by `engine.sequence_blocks`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from services.common.ids import InstId, MoveId
@@ -16,10 +16,15 @@ from services.worker.kvcache.block_table import RemoteSpan
 @dataclass(slots=True, eq=False)
 class _Kept:
     span: RemoteSpan
-    previous: BlockHash
     hashes: tuple[BlockHash, ...]
     num_holders: int = 1
     idle_since_s: float = 0.0
+    is_lost: bool = False
+
+    @property
+    def first(self) -> BlockHash:
+        """A hash covers all that precedes its block, so the first one places the whole span."""
+        return self.hashes[0]
 
 
 class RemotePrefixes:
@@ -29,27 +34,27 @@ class RemotePrefixes:
         """`keep_s`: how long a span without holders stays; 0 gives it back at once."""
         self._keep_s = keep_s
         self._by_move: dict[MoveId, _Kept] = {}
-        self._by_previous: dict[BlockHash, _Kept] = {}
+        self._by_first: dict[BlockHash, _Kept] = {}
 
     @property
     def spans(self) -> list[RemoteSpan]:
         return [kept.span for kept in self._by_move.values()]
 
-    def add(self, span: RemoteSpan, previous: BlockHash, hashes: Sequence[BlockHash]) -> None:
+    def add(self, span: RemoteSpan, hashes: Sequence[BlockHash]) -> None:
         """A move was committed: its sequence is the first holder. The first of equals is found."""
-        kept = self._by_move[span.move_id] = _Kept(span, previous, tuple(hashes))
-        self._by_previous.setdefault(previous, kept)
+        kept = self._by_move[span.move_id] = _Kept(span, tuple(hashes))
+        self._by_first.setdefault(kept.first, kept)
 
-    def find(self, root: BlockHash, hashes: Sequence[BlockHash]) -> list[RemoteSpan]:
+    def find(self, hashes: Sequence[BlockHash]) -> list[RemoteSpan]:
         """The chain of spans that holds the beginning of `hashes`; maybe none."""
         found: list[RemoteSpan] = []
-        previous, start = root, 0
-        while (kept := self._by_previous.get(previous)) is not None:
-            end = start + len(kept.hashes)
-            if tuple(hashes[start:end]) != kept.hashes:
+        start = 0
+        while start < len(hashes):
+            kept = self._by_first.get(hashes[start])
+            if kept is None or tuple(hashes[start : start + len(kept.hashes)]) != kept.hashes:
                 break
             found.append(kept.span)
-            previous, start = kept.hashes[-1], end
+            start += len(kept.hashes)
         return found
 
     def hold(self, spans: Sequence[RemoteSpan]) -> None:
@@ -65,16 +70,17 @@ class RemotePrefixes:
         return self.expire(now_s)
 
     def expire(self, now_s: float) -> list[RemoteSpan]:
-        return self._forget_if(lambda kept: now_s - kept.idle_since_s >= self._keep_s)
+        return self._forget_if(lambda k: k.is_lost or now_s - k.idle_since_s >= self._keep_s)
 
     def drop_idle(self) -> list[RemoteSpan]:
         """Memory is short somewhere: give back whatever nobody uses."""
         return self._forget_if(lambda _: True)
 
-    def lose(self, inst_id: InstId) -> None:
-        """Whatever lay there must not be found again; its holders still let go of it."""
+    def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> None:
+        """What lay there (all, or these moves) must not be found again; holders still let go."""
         for kept in self._by_move.values():
-            if kept.span.inst_id == inst_id:
+            if kept.span.inst_id == inst_id and (move_ids is None or kept.span.move_id in move_ids):
+                kept.is_lost = True
                 self._hide(kept)
 
     def _forget_if(self, is_due: Callable[[_Kept], bool]) -> list[RemoteSpan]:
@@ -85,5 +91,11 @@ class RemotePrefixes:
         return [kept.span for kept in due]
 
     def _hide(self, kept: _Kept) -> None:
-        if self._by_previous.get(kept.previous) is kept:
-            del self._by_previous[kept.previous]
+        """Not found any more; an equal span takes its place if there is one."""
+        if self._by_first.get(kept.first) is not kept:
+            return
+        del self._by_first[kept.first]
+        for other in self._by_move.values():
+            if other.first == kept.first and other is not kept and not other.is_lost:
+                self._by_first[kept.first] = other
+                return

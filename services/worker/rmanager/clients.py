@@ -60,10 +60,6 @@ def peer_view(view: types_pb2.InstanceView) -> PeerView:
     )
 
 
-def destination_view(info: types_pb2.InstanceInfo, num_blocks: int) -> PeerView:
-    """A planned move's destination: the planner says that it has room for `num_blocks`."""
-    return peer_view(
-        types_pb2.InstanceView(
-            info=info, load=types_pb2.InstanceLoad(free_blocks=num_blocks + info.num_blocks)
-        )
-    )
+def destination_view(info: types_pb2.InstanceInfo) -> PeerView:
+    """A planned move's destination; whether it has room is its own answer."""
+    return peer_view(types_pb2.InstanceView(info=info))

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 Holdings = dict[tuple[ReqId, InstId], int]
 
 _FIRST_PERIOD_S = 0.2
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @dataclass(slots=True)
@@ -89,10 +90,12 @@ class Heartbeat:
                 was_away = False
             except grpc.aio.AioRpcError as error:
                 self._report.must_be_full = True
-                if not was_away:
+                if error.code() not in _AWAY:
+                    logger.error("heartbeat refused: %s %s", error.code().name, error.details())
+                elif not was_away:
                     self._on_away()
                     logger.warning("gManager away: %s %s", error.code().name, error.details())
-                was_away = True
+                was_away = error.code() in _AWAY
             await asyncio.sleep(self._period_s)
 
     async def deregister(self) -> None:

@@ -54,34 +54,45 @@ class Mover:
 
     def __init__(self, parts: MoverParts) -> None:
         self._parts = parts
-        self._senders: dict[Peer, BlockSender] = {}
         self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="mover")
         self.moved_blocks = 0
-        self.refused_moves = 0
+        self.failed_moves = 0
+        """Orders of which nothing was moved: refused, failed, or void."""
+        self.shortest_lease_s = float("inf")
+        """Of all that creditors granted: what is lent must be renewed before it ends."""
 
     async def move(self, order: MoveOrder, destination: PeerView | None = None) -> int:
-        """Move what creditors take of the order, oldest first; returns the blocks committed."""
+        """Move what creditors take of the order, oldest first; returns the blocks committed.
+
+        A planned `destination` is asked for all of it; otherwise whoever has room is asked.
+        """
         moved = 0
         loop = asyncio.get_running_loop()
         try:
             with self._parts.trace_of(order.req_id):
-                candidates = [destination] if destination else await self._find_creditors(order)
-                for creditor in candidates:
-                    rest = order.block_ids[moved:]
-                    room = self._parts.peers.lendable(creditor)
-                    if rest and room and await self._move_to(creditor, order, rest[:room]):
-                        moved += len(rest[:room])
+                moved = await self._move_all(order, destination)
         finally:
             was_refused = moved == 0 and destination is None
             self._parts.engine.call(lambda s: s.end_move(order, was_refused, loop.time()))
             self.moved_blocks += moved
-            self.refused_moves += moved == 0
+            self.failed_moves += moved == 0
         return moved
 
     async def close(self) -> None:
         await asyncio.to_thread(self._copy_thread.shutdown)
-        for sender in self._senders.values():
-            sender.close()
+
+    async def _move_all(self, order: MoveOrder, destination: PeerView | None) -> int:
+        moved = 0
+        candidates = [destination] if destination else await self._find_creditors(order)
+        for creditor in candidates:
+            rest = order.block_ids[moved:]
+            room = len(rest) if destination else self._parts.peers.lendable(creditor)
+            # The sequence may have given its blocks up: then the order is void.
+            if not rest or not await self._is_current(order):
+                break
+            if room and await self._move_to(creditor, order, rest[:room]):
+                moved += len(rest[:room])
+        return moved
 
     async def _find_creditors(self, order: MoveOrder) -> list[PeerView]:
         """Urgent: ask the gManager now; when it is away, use the view that it gave last."""
@@ -113,8 +124,11 @@ class Mover:
             await loop.run_in_executor(self._copy_thread, self._copy, peer, move_id, block_ids)
             is_committed = await self._commit(peer, order, span)
         except PartLost as error:
-            logger.warning("copy failed, nothing is lost: %s", error)
-            self._parts.peers.forget(creditor.inst_id)
+            # A block that was given up while it was copied does not match its checksum: not the
+            # creditor's fault.
+            if await self._is_current(order):
+                logger.warning("copy failed, nothing is lost: %s", error)
+                self._parts.peers.forget(creditor.inst_id)
         finally:
             if not is_committed:
                 self._parts.release(span)
@@ -140,20 +154,22 @@ class Mover:
             self._parts.release(span)
             return False
         self._parts.peers.learn_free(creditor.inst_id, answer.free_blocks)
+        if answer.granted:
+            self.shortest_lease_s = min(self.shortest_lease_s, answer.lease_s)
         if not answer.granted:
             logger.info("instance %d refused: %s", creditor.inst_id, answer.reason)
         return answer.granted
 
     def _copy(self, peer: Peer, move_id: MoveId, block_ids: Sequence[int]) -> None:
         """On the copy thread: send the blocks and wait until all are acknowledged."""
-        sender = self._senders.get(peer)
-        if sender is None:
-            sender = self._senders[peer] = self._parts.open_sender(peer)
+        sender = self._parts.open_sender(peer)
         try:
             sender.send_blocks(move_id, (self._parts.storage.block(b) for b in block_ids))
-        except PartLost:
-            self._senders.pop(peer).close()
-            raise
+        finally:
+            sender.close()
+
+    async def _is_current(self, order: MoveOrder) -> bool:
+        return await asyncio.wrap_future(self._parts.engine.call(lambda s: s.is_current(order)))
 
     def _commit(self, peer: Peer, order: MoveOrder, span: RemoteSpan) -> Awaitable[bool]:
         def commit(scheduler: Scheduler) -> bool:

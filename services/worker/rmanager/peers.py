@@ -35,13 +35,13 @@ class Peers:
         self._block_bytes = block_bytes
         self._keep_free = keep_free
         self._views: dict[InstId, PeerView] = {}
+        self._most_blocks = 0
 
     def update(self, views: Iterable[PeerView]) -> None:
         """Replace the view. Instances of another model or block format cannot lend to us."""
         self._views = {view.inst_id: view for view in views if self._can_lend(view)}
-
-    def get(self, inst_id: InstId) -> PeerView | None:
-        return self._views.get(inst_id)
+        total = sum(max(0, view.num_blocks - self._keep_free) for view in self._views.values())
+        self._most_blocks = max(self._most_blocks, total)
 
     def forget(self, inst_id: InstId) -> None:
         """It did not answer; the next view says whether it is back."""
@@ -67,8 +67,11 @@ class Peers:
 
     @property
     def total_blocks(self) -> int:
-        """What could be borrowed at best, if nobody else needed anything."""
-        return sum(max(0, view.num_blocks - self._keep_free) for view in self._views.values())
+        """What could be borrowed at best, if nobody else needed anything.
+
+        The most ever seen: a peer that is away for a moment is no reason to refuse for good.
+        """
+        return self._most_blocks
 
     def lendable(self, view: PeerView) -> int:
         return 0 if view.is_draining else max(0, view.free_blocks - self._keep_free)

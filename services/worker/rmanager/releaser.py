@@ -1,8 +1,7 @@
-"""Tells creditors what is no longer needed. Fed by the engine and the mover, one task drains it."""
+"""Tells creditors what is no longer needed. Fed by the engine and the mover."""
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 import grpc
 
@@ -18,54 +17,47 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    span: RemoteSpan
-    give_up_s: float
-
-
 class Releaser:
-    """Releases are idempotent and retried until the creditor's own lease would have ended them."""
+    """Releases are idempotent and retried until the creditor's own lease would have ended them.
+
+    Each is a task of its own: a creditor that does not answer holds up nobody else's.
+    """
 
     def __init__(self, me: Peer, peers: Peers, clients: Clients, lease_s: float) -> None:
         self._me = me
         self._peers = peers
         self._clients = clients
         self._lease_s = lease_s
-        self._queue: asyncio.Queue[_Release] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def release(self, span: RemoteSpan) -> None:
         """On the event loop's thread: give one span back, soon."""
+        task = asyncio.create_task(self._release(span))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, timeout_s: float = PROBE_DEADLINE_S) -> None:
+        """Let what is under way end, for a while; the rest is left to its leases."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _release(self, span: RemoteSpan) -> None:
         give_up_s = asyncio.get_running_loop().time() + self._lease_s
-        self._queue.put_nowait(_Release(span, give_up_s))
+        while not await self._send(span):
+            if asyncio.get_running_loop().time() > give_up_s:
+                logger.warning(
+                    "leaving %d blocks on instance %d to their lease", span.num_blocks, span.inst_id
+                )
+                return
+            await asyncio.sleep(_RETRY_S)
 
-    async def run(self) -> None:
-        while True:
-            batch = [await self._queue.get()]
-            while not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            results = await asyncio.gather(*(self._send(release) for release in batch))
-            failed = [r for r, is_done in zip(batch, results, strict=True) if not is_done]
-            if failed:
-                await asyncio.sleep(_RETRY_S)
-            for release in failed:
-                self._queue.put_nowait(release)
-
-    async def flush(self) -> None:
-        """One last try for what is queued, at shutdown."""
-        batch = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-        await asyncio.gather(*(self._send(release) for release in batch))
-
-    async def _send(self, release: _Release) -> bool:
-        """True when done with it: released, replaced by a new process, or left to its lease."""
-        span = release.span
-        if asyncio.get_running_loop().time() > release.give_up_s:
-            logger.warning("leaving request %d on instance %d to its lease",
-                           span.req_id, span.inst_id)  # fmt: skip
-            return True
+    async def _send(self, span: RemoteSpan) -> bool:
+        """False if the creditor did not answer."""
         stub = self._clients.creditor(span.inst_id, span.incarnation)
         request = worker_pb2.ReleaseKvCacheRequest(
-            req_id=span.req_id,
             owner_inst_id=self._me.inst_id,
             owner_incarnation=self._me.incarnation,
             move_id=span.move_id,

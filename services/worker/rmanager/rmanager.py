@@ -15,6 +15,7 @@ from protos.infinite_llm.v1 import types_pb2, worker_pb2
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
+from services.worker.engine.attention import Creditor
 from services.worker.engine.engine import Engine
 from services.worker.engine.sequence import MoveOrder
 from services.worker.kvcache.block_pool import BlockPool
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RManagerParts:
-    """Everything the rManager coordinates; built once in `__main__`."""
+    """Everything the rManager coordinates; built once by `assembly`."""
 
     me: Peer
     info: types_pb2.InstanceInfo
@@ -63,10 +64,9 @@ class RManager:
     # -- life -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Heartbeats, renewals, expiry and releases, until cancelled."""
+        """Heartbeats, renewals and expiry, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.heartbeat.run())
-            tasks.create_task(self._parts.releaser.run())
             tasks.create_task(self._renew_loop())
             tasks.create_task(self._expire_loop())
 
@@ -75,7 +75,7 @@ class RManager:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._parts.mover.close()
-        await self._parts.releaser.flush()
+        await self._parts.releaser.close()
         await self.heartbeat.deregister()
         await self._parts.clients.close()
 
@@ -98,27 +98,38 @@ class RManager:
             return worker_pb2.MoveKvCacheResponse(reason="the plan is for an earlier start")
         if request.dst.inst_id == self._parts.me.inst_id:
             return worker_pb2.MoveKvCacheResponse(reason="source and destination are the same")
+        # Owned by us, not by the call: an order that was begun must end even if the caller left.
+        beginning = asyncio.create_task(self._begin_planned(request))
+        self._tasks.add(beginning)
+        beginning.add_done_callback(self._on_move_done)
+        if not await asyncio.shield(beginning):
+            return worker_pb2.MoveKvCacheResponse(reason="the request has no block that can move")
+        return worker_pb2.MoveKvCacheResponse(accepted=True)
+
+    async def _begin_planned(self, request: worker_pb2.MoveKvCacheRequest) -> int:
+        """Start the move, and return how many blocks it is about."""
         req_id, num_blocks = ReqId(request.req_id), request.num_blocks
         order = await asyncio.wrap_future(
             self._parts.engine.call(lambda s: s.begin_move(req_id, num_blocks))
         )
         if order is None:
-            return worker_pb2.MoveKvCacheResponse(reason="the request has no block that can move")
-        self.start_moves([order], destination_view(request.dst, len(order.block_ids)))
-        return worker_pb2.MoveKvCacheResponse(accepted=True)
+            return 0
+        self.start_moves([order], destination_view(request.dst))
+        return len(order.block_ids)
 
     async def _renew_loop(self) -> None:
         while True:
-            await asyncio.sleep(self._parts.lender.lease_s / 4)
+            lease_s = min(self._parts.lender.lease_s, self._parts.mover.shortest_lease_s)
+            await asyncio.sleep(lease_s / 4)
             creditors = self._parts.engine.snapshot.creditors
             await asyncio.gather(*(self._renew(c, ids) for c, ids in creditors.items()))
 
-    async def _renew(self, creditor: tuple[InstId, Incarnation], req_ids: frozenset[ReqId]) -> None:
+    async def _renew(self, creditor: Creditor, move_ids: frozenset[MoveId]) -> None:
         inst_id, incarnation = creditor
         request = worker_pb2.RenewLeasesRequest(
             owner_inst_id=self._parts.me.inst_id,
             owner_incarnation=self._parts.me.incarnation,
-            req_ids=sorted(req_ids),
+            move_ids=sorted(move_ids),
         )
         stub = self._parts.clients.creditor(inst_id, incarnation)
         try:
@@ -127,9 +138,9 @@ class RManager:
             # If it is gone, the next attention call says so within its own deadline.
             logger.warning("instance %d renewed nothing: %s", inst_id, error.code().name)
             return
-        lost = [ReqId(req_id) for req_id in answer.lost_req_ids]
+        lost = frozenset(MoveId(move_id) for move_id in answer.lost_move_ids)
         if answer.incarnation != incarnation:
-            lost = sorted(req_ids)
+            lost = move_ids
         if lost:
             self._parts.engine.lose_parts(inst_id, lost)
 
@@ -165,17 +176,16 @@ class RManager:
         self, request: worker_pb2.RenewLeasesRequest
     ) -> worker_pb2.RenewLeasesResponse:
         owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
-        lost = self._parts.lender.renew(owner, [ReqId(req_id) for req_id in request.req_ids])
+        lost = self._parts.lender.renew(owner, [MoveId(move_id) for move_id in request.move_ids])
         return worker_pb2.RenewLeasesResponse(
-            lost_req_ids=lost, incarnation=self._parts.me.incarnation
+            lost_move_ids=lost, incarnation=self._parts.me.incarnation
         )
 
     def release_kvcache(
         self, request: worker_pb2.ReleaseKvCacheRequest
     ) -> worker_pb2.ReleaseKvCacheResponse:
         owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
-        move_id = MoveId(request.move_id) if request.move_id else None
-        released = self._parts.lender.release(owner, ReqId(request.req_id), move_id)
+        released = self._parts.lender.release(owner, MoveId(request.move_id))
         return worker_pb2.ReleaseKvCacheResponse(
             released_blocks=released, free_blocks=self._parts.pool.num_free
         )

@@ -71,7 +71,7 @@ def test_lines_go_to_stderr() -> None:
 
 
 def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ConfigError, match="log level must be one of"):
+    with pytest.raises(ConfigError, match="INFINITE_LLM_LOG_LEVEL must be one of"):
         configure_logging("router", "chatty")
 
 
@@ -82,7 +82,7 @@ def test_metrics_are_served_until_closed() -> None:
     with start_metrics_server(port, registry):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
             assert b"moves_total 3.0" in response.read()
-        with pytest.raises(ConfigError, match=f"metrics port {port}"):
+        with pytest.raises(ConfigError, match=f"INFINITE_LLM_METRICS_PORT={port}"):
             start_metrics_server(port, registry)
     assert is_port_free("127.0.0.1", port)
 

@@ -92,7 +92,13 @@ class FakeLender:
     def lend(self, owner: Peer, req_id: int, block_ids: list[int]) -> None:
         self.parts[(owner.incarnation, (move_of(req_id),))] = block_ids
 
-    def begin_receive(self, move_id: MoveId, index: int) -> int:
+    def begin_receive(
+        self,
+        owner_inst_id: InstId,
+        owner_incarnation: Incarnation,
+        move_id: MoveId,
+        index: int,
+    ) -> int:
         try:
             return self.moves[move_id][index]
         except LookupError:
@@ -136,7 +142,6 @@ class Creditor:
             self.lender,
             pool,
             ReferenceKernels(),
-            MAX_ROWS,
             self.metrics.creditor,
         )
         self.server = CreditorServer(address, serving, max_connections)

@@ -12,6 +12,7 @@ import pytest
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId, ReqId
 from services.worker.distattention.address import bound_address, close_listener, listen
+from services.worker.distattention.connection import MAX_ROWS
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.transfer import BlockSender
@@ -74,8 +75,8 @@ def test_another_geometry_is_not_served(creditor: Creditor, change: dict[str, An
 
 
 def test_more_rows_than_the_creditor_takes_are_refused_at_once(creditor: Creditor) -> None:
-    with pytest.raises(PartLost, match="takes 512 rows"):
-        CreditorChannel(ME, creditor.peer, GEOMETRY, 513, DEADLINE_S)
+    with pytest.raises(PartLost, match=f"takes {MAX_ROWS} rows"):
+        CreditorChannel(ME, creditor.peer, GEOMETRY, MAX_ROWS + 1, DEADLINE_S)
 
 
 def plan(num_rows: int) -> bytes:

@@ -100,6 +100,55 @@ def test_a_prefix_that_was_lent_is_used_in_place() -> None:
     assert sum(world.lent.values()) == 2  # kept for a while: no second copy, no second loan
 
 
+def test_what_is_lent_already_is_not_copied_again() -> None:
+    """A second sequence with the same local blocks lets go of them for the copy that is there."""
+    world = caching_world(remote_blocks=8)
+    world.add(1, num_prompt=14, max_tokens=8)
+    world.step()
+    world.add(2, num_prompt=14, max_tokens=8)
+    world.step()
+    lend(world, 1, 2)
+    held = world.pool.num_free
+    assert world.scheduler.begin_move(ReqId(2), 2) is None
+    first, second = world.scheduler.running
+    assert first.table.remote == second.table.remote
+    assert world.pool.num_free == held + 2
+    world.run()
+    assert (world.tokens_of(1), world.tokens_of(2)) == (8, 8)
+
+
+def test_two_conversations_are_both_found_where_they_lie() -> None:
+    world = caching_world(num_blocks=32, remote_blocks=8, keep_s=100.0)
+    starts = {1: 1, 2: 500}
+    for req_id, start in starts.items():
+        prompt = tuple(range(start, start + 14))
+        world.scheduler.add(Request(ReqId(req_id), prompt, 2), world.now_s)
+        world.step()
+        lend(world, req_id, 2)
+        world.run()
+    world.pool.free(world.pool.try_allocate(world.pool.num_free) or [])
+    for req_id, start in starts.items():
+        prompt = tuple(range(start, start + 14))
+        world.scheduler.add(Request(ReqId(10 + req_id), prompt, 2), world.now_s)
+    world.run()
+    assert [cached_tokens(world, r) for r in (11, 12)] == [8, 8]
+
+
+def test_a_hit_after_waiting_is_counted() -> None:
+    world = caching_world(num_blocks=8)
+    world.add(1, num_prompt=12, max_tokens=12)
+    world.step()
+    blocker = Request(ReqId(2), tuple(range(100, 124)), 1)
+    world.scheduler.add(blocker, world.now_s)
+    world.add(3, num_prompt=12, max_tokens=1)
+    for _ in range(5):
+        world.step()  # 2 does not fit, and 3 does not overtake
+    assert [seq.req_id for seq in world.scheduler.waiting] == [2, 3]
+    world.scheduler.abort(ReqId(2), world.now_s)
+    world.run()
+    assert cached_tokens(world, 3) == 8
+
+
 def test_an_unused_remote_prefix_goes_back_after_its_time() -> None:
     world = caching_world(remote_blocks=8, keep_s=5.0)
     world.add(1, num_prompt=14, max_tokens=2)
@@ -118,7 +167,8 @@ def test_when_creditors_refuse_unused_remote_prefixes_go_back_at_once() -> None:
     world.step()
     lend(world, 1, 2)
     world.run()
-    world.add(2, num_prompt=30, max_tokens=4)
+    other = Request(ReqId(2), tuple(range(200, 230)), 4)
+    world.scheduler.add(other, world.now_s)
     world.step()
     order = world.scheduler.begin_move(ReqId(2), 1)
     assert order is not None

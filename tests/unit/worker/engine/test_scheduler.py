@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import Overloaded
-from services.common.ids import InstId, ReqId
+from services.common.ids import InstId, MoveId, ReqId
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence import FinishReason, Request
 from services.worker.engine.sequence_blocks import SequenceBlocks
@@ -165,7 +165,7 @@ def test_a_lost_part_is_recomputed_and_the_answer_goes_on() -> None:
         world.step()
         world.carry_out_all()
     assert world.scheduler.lose_parts(InstId(3), world.now_s) == 0
-    assert world.scheduler.lose_parts(InstId(2), world.now_s, [ReqId(9)]) == 0
+    assert world.scheduler.lose_parts(InstId(2), world.now_s, [MoveId(99)]) == 0
     assert world.scheduler.lose_parts(InstId(2), world.now_s) == 1
     world.settle()
     world.run()

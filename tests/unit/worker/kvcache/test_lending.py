@@ -22,7 +22,7 @@ def ledger_of(num_blocks: int = 8, keep_free: int = 1) -> tuple[LendingLedger, B
 
 def fill(ledger: LendingLedger, grant: Grant, now_s: float = 0.0) -> None:
     for index in range(len(grant.block_ids)):
-        assert ledger.begin_receive(grant.move_id, index, now_s) == grant.block_ids[index]
+        assert ledger.begin_receive(OWNER, grant.move_id, index, now_s) == grant.block_ids[index]
         ledger.end_receive(grant.move_id, index, True)
 
 
@@ -59,13 +59,13 @@ def test_a_part_can_be_read_only_when_every_block_arrived() -> None:
     ledger, _ = ledger_of()
     grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
     assert grant is not None
-    ledger.begin_receive(MOVE, 0, 0.0)
+    ledger.begin_receive(OWNER, MOVE, 0, 0.0)
     ledger.end_receive(MOVE, 0, True)
-    ledger.begin_receive(MOVE, 1, 0.0)
+    ledger.begin_receive(OWNER, MOVE, 1, 0.0)
     ledger.end_receive(MOVE, 1, False)  # bad checksum
     with pytest.raises(LookupError):
         ledger.open_part(OWNER, [MOVE], 0.0)
-    ledger.begin_receive(MOVE, 1, 0.0)
+    ledger.begin_receive(OWNER, MOVE, 1, 0.0)
     ledger.end_receive(MOVE, 1, True)
     assert ledger.open_part(OWNER, [MOVE], 0.0).block_ids == grant.block_ids
 
@@ -75,14 +75,14 @@ def test_a_copy_beyond_the_reservation_is_refused(index: int) -> None:
     ledger, _ = ledger_of()
     ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
     with pytest.raises(LookupError):
-        ledger.begin_receive(MOVE, index, 0.0)
+        ledger.begin_receive(OWNER, MOVE, index, 0.0)
 
 
 def test_a_held_grant_takes_no_more_copies() -> None:
     ledger, _ = ledger_of()
     held(ledger)
     with pytest.raises(LookupError):
-        ledger.begin_receive(MOVE, 0, 0.0)
+        ledger.begin_receive(OWNER, MOVE, 0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,32 @@ def test_an_overdue_lease_is_over_before_anybody_swept() -> None:
         ledger.begin_use(part, LEASE_S)
 
 
-def test_the_owner_renews_its_own_requests_only() -> None:
+def test_the_owner_renews_its_own_moves_only() -> None:
     ledger, _ = ledger_of()
     held(ledger)
-    assert ledger.renew(OWNER, [REQ, ReqId(6)], 5.0) == [ReqId(6)]
-    assert ledger.renew(OTHER, [REQ], 5.0) == [REQ]
+    assert ledger.renew(OWNER, [MOVE, MoveId(99)], 5.0) == [MoveId(99)]
+    assert ledger.renew(OTHER, [MOVE], 5.0) == [MOVE]
     assert ledger.expire(14.9) == []
+
+
+def test_a_renewal_does_not_revive_what_is_over() -> None:
+    ledger, _ = ledger_of()
+    held(ledger)
+    assert ledger.renew(OWNER, [MOVE], LEASE_S) == [MOVE]
+
+
+def test_a_stranger_s_copy_is_refused() -> None:
+    ledger, _ = ledger_of()
+    ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    with pytest.raises(LookupError):
+        ledger.begin_receive(OTHER, MOVE, 0, 0.0)
 
 
 def test_a_released_block_stays_pinned_until_its_last_reader_left() -> None:
     ledger, pool = ledger_of()
     part = held(ledger)
     ledger.begin_use(part, 0.0)
-    assert ledger.release(OWNER, REQ) == 2
+    assert ledger.release(OWNER, MOVE) == 2
     assert pool.num_free == 6
     assert ledger.reserve(OWNER, REQ, MOVE, 2, 0.0) is None  # a late duplicate revives nothing
     ledger.end_use(part)
@@ -146,22 +159,22 @@ def test_a_released_block_stays_pinned_until_its_last_reader_left() -> None:
 def test_a_release_during_a_copy_waits_for_the_copy() -> None:
     ledger, pool = ledger_of()
     ledger.reserve(OWNER, REQ, MOVE, 1, 0.0)
-    ledger.begin_receive(MOVE, 0, 0.0)
-    ledger.release(OWNER, REQ, MOVE)
+    ledger.begin_receive(OWNER, MOVE, 0, 0.0)
+    ledger.release(OWNER, MOVE)
     assert pool.num_free == 7
     ledger.end_receive(MOVE, 0, True)
     assert pool.num_free == 8
 
 
-def test_release_is_idempotent_and_can_name_one_move() -> None:
+def test_release_is_idempotent_and_names_one_move_of_its_owner() -> None:
     ledger, pool = ledger_of()
     held(ledger, 2)
     held(ledger, 1, MoveId(51))
-    assert ledger.release(OTHER, REQ) == 0
-    assert ledger.release(OWNER, REQ, MOVE) == 2
-    assert ledger.release(OWNER, REQ, MOVE) == 0
+    assert ledger.release(OTHER, MOVE) == 0
+    assert ledger.release(OWNER, MOVE) == 2
+    assert ledger.release(OWNER, MOVE) == 0
     assert ledger.blocks_by_request() == {(REQ, InstId(1)): 1}
-    assert ledger.release(OWNER, REQ) == 1
+    assert ledger.release(OWNER, MoveId(51)) == 1
     assert pool.num_free == 8
 
 
@@ -170,10 +183,10 @@ def test_use_pins_all_of_a_part_or_nothing() -> None:
     held(ledger, 2)
     held(ledger, 1, MoveId(51))
     part = ledger.open_part(OWNER, [MOVE, MoveId(51)], 0.0)
-    ledger.release(OWNER, REQ, MoveId(51))
+    ledger.release(OWNER, MoveId(51))
     with pytest.raises(LookupError):
         ledger.begin_use(part, 0.0)
-    ledger.release(OWNER, REQ)
+    ledger.release(OWNER, MOVE)
     assert pool.num_free == 8
 
 
@@ -196,7 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(move=moves, index=st.integers(0, 4))
     def begin_copy(self, move: MoveId, index: int) -> None:
         try:
-            self.ledger.begin_receive(move, index, self.now_s)
+            self.ledger.begin_receive(OWNER, move, index, self.now_s)
         except LookupError:
             return
         self.copying.append((move, index))
@@ -221,9 +234,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def end_use(self) -> None:
         self.ledger.end_use(self.using.pop(0))
 
-    @rule(req=st.integers(0, 1).map(ReqId), move=st.none() | moves)
-    def release(self, req: ReqId, move: MoveId | None) -> None:
-        self.ledger.release(OWNER, req, move)
+    @rule(move=moves)
+    def release(self, move: MoveId) -> None:
+        self.ledger.release(OWNER, move)
 
     @rule(elapsed_s=st.floats(0.1, 12.0))
     def let_time_pass(self, elapsed_s: float) -> None:

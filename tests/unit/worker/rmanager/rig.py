@@ -79,8 +79,7 @@ class Instance:
         metrics = DataPlaneMetrics(CollectorRegistry())
         self.me = Peer(InstId(inst_id), incarnation, f"unix:{folder}/{inst_id}.sock")
         serving = Serving(
-            self.me, geometry, self.lender, self.storage.pool, ReferenceKernels(), 16,
-            metrics.creditor,
+            self.me, geometry, self.lender, self.storage.pool, ReferenceKernels(), metrics.creditor,
         )  # fmt: skip
         self.creditor = CreditorServer(self.me.data_address, serving)
         channels = ChannelPool(lambda p: CreditorChannel(self.me, p, geometry, 16, DEADLINE_S))

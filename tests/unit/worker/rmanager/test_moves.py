@@ -96,7 +96,7 @@ async def test_a_refusal_leaves_everything_where_it_was(pair: Pair) -> None:
     await source.submit(1, num_prompt=12, max_tokens=40)
     await eventually(lambda: source.engine.snapshot.running_tokens >= 12)
     assert await move(source, creditor, 2)
-    await eventually(lambda: source.mover.refused_moves >= 1)
+    await eventually(lambda: source.mover.failed_moves >= 1)
     assert source.engine.snapshot.borrowed_blocks == 0
     assert all_free(creditor)
 
@@ -171,10 +171,12 @@ async def test_a_part_that_the_creditor_dropped_is_recomputed(pair: Pair) -> Non
     await eventually(lambda: source.engine.snapshot.running_tokens >= 12)
     await move(source, creditor, 2)
     await eventually(lambda: source.engine.snapshot.borrowed_blocks >= 2)
-    request = worker_pb2.ReleaseKvCacheRequest(
-        req_id=1, owner_inst_id=1, owner_incarnation=source.me.incarnation
-    )
-    assert creditor.rmanager.release_kvcache(request).released_blocks >= 2
+    moves = source.engine.snapshot.creditors[(creditor.me.inst_id, creditor.me.incarnation)]
+    for move_id in moves:
+        request = worker_pb2.ReleaseKvCacheRequest(
+            owner_inst_id=1, owner_incarnation=source.me.incarnation, move_id=move_id
+        )
+        assert creditor.rmanager.release_kvcache(request).released_blocks > 0
     await eventually(lambda: source.engine.snapshot.borrowed_blocks == 0)
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)
@@ -200,3 +202,38 @@ async def test_a_cancelled_call_frees_every_block_on_both_sides(pair: Pair) -> N
     await eventually(lambda: source.engine.snapshot.borrowed_blocks >= 4)
     answer.cancel()
     await eventually(lambda: all_free(source, creditor))
+
+
+async def test_an_order_ends_even_if_the_planner_did_not_wait(pair: Pair) -> None:
+    """Otherwise the sequence would count as moving for ever, and nothing would lend or preempt."""
+    source, _ = pair
+    await source.submit(1, num_prompt=12, max_tokens=60)
+    await eventually(lambda: source.engine.snapshot.running_tokens >= 12)
+    source.runner.step_s = 0.3
+    request = worker_pb2.MoveKvCacheRequest(
+        req_id=1, num_blocks=1, dst=types_pb2.InstanceInfo(inst_id=9)
+    )
+    asking = asyncio.create_task(source.rmanager.move_kvcache(request))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    source.runner.step_s = 0.01
+
+    def is_moving(scheduler: Scheduler) -> bool:
+        sequence = scheduler.find(ReqId(1))
+        return sequence is not None and sequence.is_moving
+
+    await eventually(lambda: source.mover.failed_moves >= 1)
+    assert not await source.on_engine(is_moving)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_broken_engine_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process must end and be started anew, not serve on without an engine."""
+    source, _ = pair
+    await source.submit(1, num_prompt=12, max_tokens=60)
+    await eventually(lambda: source.engine.snapshot.running_tokens >= 12)
+    monkeypatch.setattr(source.pool, "free", lambda blocks: [][0])
+    source.runner.error = ValueError("a step that fails")
+    await asyncio.wait_for(asyncio.to_thread(source.engine.wait), 10)
+    assert not source.engine.is_alive
+    monkeypatch.undo()
