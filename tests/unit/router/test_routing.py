@@ -76,6 +76,15 @@ def test_excluded_instances_are_not_picked() -> None:
     assert chosen([instance(1)], excluded=1) is None
 
 
+@pytest.mark.parametrize(("free_blocks", "expected"), [(20, 1), (2, 2)])
+def test_an_instance_with_the_prompt_computed_is_preferred_while_it_has_room(
+    free_blocks: int, expected: int
+) -> None:
+    instances = [instance(1, free_blocks=free_blocks, batch=9), instance(2)]
+    found = pick(instances, 160, Dispatched(), set(), preferred=InstId(1))
+    assert found is not None and found.inst_id == expected
+
+
 def test_a_burst_spreads_before_the_next_report() -> None:
     dispatched = Dispatched()
     instances = [instance(1), instance(2)]
