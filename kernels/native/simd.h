@@ -82,12 +82,22 @@ inline Vec load_some(const T* p, int n) {
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
 inline void store(Brain* p, Vec v) {
+#if defined(__AVX512BF16__)
+  const __m256bh bits = _mm512_cvtneps_pbh((__m512)v);
+#else
   const WordVec b = (WordVec)v;
   const ShortVec bits = __builtin_convertvector((b + 0x7fff + (b >> 16 & 1)) >> 16, ShortVec);
+#endif
   std::memcpy(p, &bits, sizeof bits);
 }
 
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 template <int... I>
 inline Vec shuffle(Vec a, Vec b) {
@@ -156,7 +166,27 @@ inline float sum_of(Vec v) {
 }
 
 // exp(x) for x <= 0, to about one part in 10^7; exactly 0 where float32 would be denormal, and at
-// -inf. 2^n times a polynomial in the rest (coefficients of Cephes' expf).
+// -inf.
+#if defined(__AVX512F__)
+
+// 2^n times the series of 2^r.
+inline Vec exp_nonpositive(Vec x) {
+  const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.3f), _CMP_GE_OQ);
+  const Vec n = (Vec)_mm512_roundscale_ps((__m512)(x * 1.44269502f), 0);
+  const Vec r = x * 1.44269502f - n + x * 1.92596299e-8f;
+  Vec y = splat(1.54035304e-4f);
+  y = y * r + 1.33335581e-3f;
+  y = y * r + 9.61812911e-3f;
+  y = y * r + 5.55041087e-2f;
+  y = y * r + 2.40226507e-1f;
+  y = y * r + 6.93147181e-1f;
+  y = y * r + 1.0f;
+  return (Vec)_mm512_maskz_scalef_ps(counts, (__m512)y, (__m512)n);
+}
+
+#else
+
+// 2^n times a polynomial in the rest (coefficients of Cephes' expf).
 inline Vec exp_nonpositive(Vec x) {
   const Vec lowest = splat(-87.3f);
   const IntVec vanishes = x < lowest;
@@ -174,6 +204,8 @@ inline Vec exp_nonpositive(Vec x) {
   const IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
   return vanishes ? Vec{} : y * (Vec)exponent;
 }
+
+#endif
 
 inline Vec silu(Vec x) {
   const Vec e = exp_nonpositive(x < 0.0f ? x : -x);

@@ -5,8 +5,9 @@ borrowing request (one message per creditor), compute the local part meanwhile, 
 Used by the runner, on the engine thread.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -63,17 +64,36 @@ class ChannelPool:
         for creditor in [key for key in self._channels if key[0] == inst_id]:
             self._channels.pop(creditor).close()
 
-    def retain(self, creditors: Collection[Creditor]) -> None:
-        """Only these hold something of ours: connections to others are of no use any more."""
-        for creditor in [key for key in self._channels if key not in creditors]:
-            self._channels.pop(creditor).close()
-        for creditor in [key for key in self._peers if key not in creditors]:
-            del self._peers[creditor]
-
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Where a layer's partial and output go."""
+
+    partial: AttentionPartial
+    out: torch.Tensor
+
+    @classmethod
+    def allocate(cls, num_rows: int, num_heads: int, head_dim: int) -> Self:
+        return cls(
+            AttentionPartial.allocate(num_rows, num_heads, head_dim),
+            torch.empty(num_rows, num_heads * head_dim),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return self.out.shape[0]
+
+    def first(self, num_rows: int) -> Self:
+        acc, maximum, total = self.partial.acc, self.partial.max, self.partial.sum
+        return type(self)(
+            AttentionPartial(acc[:num_rows], maximum[:num_rows], total[:num_rows]),
+            self.out[:num_rows],
+        )
 
 
 class DistAttention:
@@ -92,14 +112,16 @@ class DistAttention:
         self._pool = pool
         self._channels = channels
         self._scale = head_dim**-0.5
-        self._partial = AttentionPartial.allocate(max_rows, num_heads, head_dim)
-        self._out = torch.empty(max_rows, num_heads * head_dim)
+        self._room = _Room.allocate(max_rows, num_heads, head_dim)
+        self._rows = self._room
         self._step: StepAttention | None = None
         self._open: list[tuple[CreditorChannel, RemoteRows]] = []
 
     def begin(self, step: StepAttention) -> None:
         """Announce the step to every creditor it reads from. Raises PartLost."""
         self._step = step
+        if self._rows.num_rows != step.slots.shape[0]:
+            self._rows = self._room.first(step.slots.shape[0])
         self._open = [(self._channels.get(remote.creditor), remote) for remote in step.remote]
         for channel, remote in self._open:
             channel.begin_step(remote.parts)
@@ -110,22 +132,16 @@ class DistAttention:
         """q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> [T, heads * head_dim]."""
         if self._step is None:
             raise RuntimeError("begin() was not called for this step")
-        step, num_rows = self._step, q.shape[0]
+        step, partial, out = self._step, self._rows.partial, self._rows.out
         self._kernels.write_kv(self._pool, layer, k.contiguous(), v.contiguous(), step.slots)
         query = q * self._scale
         for channel, remote in self._open:
             channel.send_query(layer, query.index_select(0, remote.row_ids))
-        partial = _first_rows(self._partial, num_rows)
         self._kernels.micro_attention(query, self._pool, layer, step.rows, partial)
         for channel, remote in self._open:
             self._kernels.merge_rows(partial, remote.row_ids, channel.receive_partial(layer))
-        out = self._out[:num_rows]
         self._kernels.finalize(partial, out)
         return out
-
-
-def _first_rows(partial: AttentionPartial, num_rows: int) -> AttentionPartial:
-    return AttentionPartial(partial.acc[:num_rows], partial.max[:num_rows], partial.sum[:num_rows])
 
 
 def lent_rows(items: Sequence[tuple[RemotePart, Creditor, int]]) -> tuple[RemoteRows, ...]:
