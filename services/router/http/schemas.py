@@ -40,7 +40,6 @@ _IGNORED = frozenset(
 
 #: Fields that are not supported, with the values that mean what we do anyway (as null always does).
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "logprobs": (False,),
@@ -161,10 +160,16 @@ class CompletionBody(OpenAiBody):
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest("best_of must be n: nothing is ranked here", param="best_of")
 
     def to_request(self) -> TextRequest:
         return TextRequest(

@@ -86,6 +86,7 @@ TABLE = [
         "prompt_logprobs streamed", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"
     ),
     completion("best_of", {"best_of": 3}, "best_of"),
+    completion("best_of and n", {"best_of": 1, "n": 2}, "best_of"),
     completion("suffix", {"suffix": "end"}, "suffix"),
     completion("frequency", {"frequency_penalty": 2.5}, "frequency_penalty"),
     completion("presence", {"presence_penalty": -2.5}, "presence_penalty"),
