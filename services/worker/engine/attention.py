@@ -5,7 +5,7 @@ borrowing request (one message per creditor), compute the local part meanwhile, 
 Used by the runner, on the engine thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -63,6 +63,13 @@ class ChannelPool:
     def drop(self, inst_id: InstId) -> None:
         for creditor in [key for key in self._channels if key[0] == inst_id]:
             self._channels.pop(creditor).close()
+
+    def retain(self, creditors: Collection[Creditor]) -> None:
+        """Only these hold something of ours: connections to others are of no use any more."""
+        for creditor in [key for key in self._channels if key not in creditors]:
+            self._channels.pop(creditor).close()
+        for creditor in [key for key in self._peers if key not in creditors]:
+            del self._peers[creditor]
 
     def close(self) -> None:
         for channel in self._channels.values():
