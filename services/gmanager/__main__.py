@@ -8,6 +8,7 @@ import time
 from prometheus_client import REGISTRY
 
 from protos.infinite_llm.v1 import gmanager_pb2_grpc
+from services.common.addresses import split_host_port
 from services.common.config import from_env
 from services.common.health import HealthReporter
 from services.common.lifecycle import run
@@ -36,7 +37,8 @@ async def serve(config: GManagerConfig, stop: asyncio.Event) -> None:
     gmanager_pb2_grpc.add_GManagerServicer_to_server(servicer, server)
     health = HealthReporter(server, [SERVICE_NAME])
     listen(server, config.listen_address)
-    with start_metrics_server(config.metrics_port):
+    host, _ = split_host_port(config.listen_address)
+    with start_metrics_server(config.metrics_port, host):
         keeper.restore(await store.load(keeper.clock()))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(store.run()), group.create_task(planner.run())]

@@ -29,7 +29,7 @@ def draw_map(view: ClusterView) -> RenderableType:
     return Panel(
         Group(_draw_instances(view), legend, _draw_requests(view)),
         title="Request Placement Map",
-        subtitle=f"{view.moves_issued} moves issued",
+        subtitle=f"{view.moves_issued} moves planned",
         expand=False,
     )
 

@@ -59,7 +59,8 @@ async def _try_prompt(
 
 def _describe_use(cluster: LocalCluster) -> str:
     url, name, ports = cluster.http_url, cluster.spec.model_name, cluster.ports
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    message = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"model": "{name}", "temperature": 0, "messages": [{message}]}}'
     metrics = [
         url,
         *(f"http://{HOST}:{p}" for p in (ports.gmanager_metrics, *ports.worker_metrics)),

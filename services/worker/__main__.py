@@ -8,6 +8,7 @@ import sys
 import grpc
 
 from protos.infinite_llm.v1 import worker_pb2, worker_pb2_grpc
+from services.common.addresses import split_host_port
 from services.common.config import from_env
 from services.common.errors import ConfigError, InternalError
 from services.common.health import HealthReporter
@@ -32,6 +33,7 @@ async def main(stop: asyncio.Event) -> None:
     tracing = configure_tracing("worker", config.otlp_endpoint)
     server = new_server()
     health = HealthReporter(server, _SERVICES)
+    host, _ = split_host_port(config.listen_address)
     _listen(server, config.listen_address)  # a port in use is known before the model is loaded
     prepared = await until_stopped(in_daemon_thread(lambda: _prepare(config)), stop)
     if prepared is None:
@@ -41,7 +43,7 @@ async def main(stop: asyncio.Event) -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(generation, server)
     worker_pb2_grpc.add_RManagerServicer_to_server(RManagerServicer(worker.rmanager), server)
     try:
-        with start_metrics_server(config.metrics_port):
+        with start_metrics_server(config.metrics_port, host):
             await _serve(worker, server, health, config, stop)
     finally:
         await asyncio.to_thread(worker.engine.stop)

@@ -35,8 +35,9 @@ class Config:
     max_waiting: int = 256
     prefix_caching: bool = True
     """Requests that begin with the same tokens share the blocks of their beginning."""
-    keep_remote_prefix_s: float = 5.0
-    """How long a prefix that lies on a creditor outlives its last user."""
+    keep_remote_prefix_s: float = 1.0
+    """How long a prefix that lies on a creditor outlives its last user: it is memory that the
+    creditor cannot use meanwhile."""
     pooling: bool = True
     """False: never lend, never borrow."""
     lend_keep_free: int = 1
@@ -45,7 +46,8 @@ class Config:
     """How long a reservation or a lent block lives without being used or renewed."""
     attention_deadline_s: float = 5.0
     """A creditor that has not answered an attention call by then has lost the part."""
-    stall_timeout_s: float = 10.0
+    stall_timeout_s: float = 2.0
+    """A running request that gets no memory for this long gives up what it has and waits."""
     queue_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
     """After SIGTERM, running requests may finish for this long."""

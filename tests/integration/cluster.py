@@ -40,7 +40,7 @@ def make_spec(num_instances: int, num_blocks: int = NUM_BLOCKS) -> ClusterSpec:
         block_size=BLOCK_SIZE,
         num_cores=len(os.sched_getaffinity(0)),
         # Whoever reads a block that was freed or lent away reads NaN and answers nonsense.
-        overrides={"worker": {"poison_freed_blocks": True}},
+        overrides={"worker": {"poison_freed_blocks": True, "keep_remote_prefix_s": 5.0}},
     )
 
 

@@ -28,6 +28,11 @@ def configure_logging(service: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def _is_req_id(key: str, value: object) -> bool:
+    """Request ids are written as clients see them: in hexadecimal."""
+    return key.endswith("req_id") and isinstance(value, int)
+
+
 class JsonFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -47,6 +52,8 @@ class JsonFormatter(logging.Formatter):
         line.update(
             (key, value) for key, value in vars(record).items() if key not in _STANDARD_FIELDS
         )
+        for key in [key for key, value in line.items() if _is_req_id(key, value)]:
+            line[key] = f"{line[key]:x}"
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

@@ -11,11 +11,11 @@ from services.common.errors import ConfigError
 class MetricsServer:
     """Serves a registry until closed. Port 0 serves nothing."""
 
-    def __init__(self, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
         self._running = None
         if port:
             try:
-                self._running = start_http_server(port, registry=registry)
+                self._running = start_http_server(port, addr=host, registry=registry)
             except OSError as error:
                 raise ConfigError(f"INFINITE_LLM_METRICS_PORT={port}: {error.strerror}") from error
 
@@ -40,5 +40,8 @@ class MetricsServer:
         self.close()
 
 
-def start_metrics_server(port: int, registry: CollectorRegistry = REGISTRY) -> MetricsServer:
-    return MetricsServer(port, registry)
+def start_metrics_server(
+    port: int, host: str, registry: CollectorRegistry = REGISTRY
+) -> MetricsServer:
+    """`host`: where the service itself listens; its metrics are as public as it is."""
+    return MetricsServer(port, host, registry)

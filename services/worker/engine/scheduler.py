@@ -36,10 +36,14 @@ class SchedulerConfig:
     """Blocks in one move: enough to outrun a prefill chunk, small enough to commit often."""
     lend_retry_s: float = 0.5
     """After a refused move, nothing is offered to creditors for this long."""
-    stall_timeout_s: float = 10.0
-    """A running sequence that cannot go on for this long gives its blocks up."""
-    max_stalls: int = 2
+    stall_timeout_s: float = 2.0
+    """A running sequence that cannot go on for this long gives its blocks up; one that has most of
+    its tokens computed waits up to twice as long, so that of two the one with less to lose yields.
+    """
+    max_stalls: int = 5
     queue_timeout_s: float = 60.0
+    patience_s: float = 10.0
+    """A waiting request lets others that fit pass for this long; then nobody does until it runs."""
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -137,7 +141,7 @@ class Scheduler:
                 num_tokens = self.blocks.grow(sequence, wanted)
             if num_tokens > 0:
                 plan.add(sequence, num_tokens)
-            elif now_s - sequence.waiting_since_s > self.config.stall_timeout_s:
+            elif self._is_stalled(sequence, now_s):
                 self._give_way(sequence, plan, now_s)
 
     def _share(self, plan: Schedule, num_behind: int) -> int:
@@ -172,6 +176,12 @@ class Scheduler:
         plan.remove(sequence)
         plan.num_preempted += 1
 
+    def _is_stalled(self, sequence: Sequence, now_s: float) -> bool:
+        """Two instances that fill each other's memory would otherwise wait for each other."""
+        share_done = sequence.num_computed / sequence.num_tokens
+        limit_s = self.config.stall_timeout_s * (1.0 + share_done)
+        return now_s - sequence.waiting_since_s > limit_s
+
     def _give_way(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
         """Nothing here can help: hand the blocks back, so that no two wait in a circle."""
         sequence.num_stalls += 1
@@ -186,35 +196,41 @@ class Scheduler:
     # -- admission --------------------------------------------------------------------------------
 
     def _admit(self, plan: Schedule, now_s: float, remote_free_blocks: int) -> None:
-        """In order of rank, while the whole known sequence fits in what can be had."""
+        """In order of rank, whoever's whole known sequence fits in what can be had.
+
+        One that does not fit lets others pass until its patience ends: memory that is too little
+        for it need not lie idle, and it need not wait for ever.
+        """
         self._is_admission_held = self._is_admission_held and bool(self.running)
-        while (
-            self.waiting
-            and not self._is_admission_held
-            and len(self.running) < self.config.max_running
-            and plan.num_tokens < self.config.max_batched_tokens
-        ):
-            sequence = self.waiting[0]
+        for sequence in list(self.waiting):
+            if not self._has_room_for_one_more(plan):
+                return
             # One spare block for each running sequence, or the newcomer is preempted at once.
             spare = self._promised_blocks() + len(self.running)
             available = self.blocks.pool.num_free + remote_free_blocks - spare
-            if self.blocks.blocks_to_start(sequence) > available or not self._start(sequence, plan):
+            if self.blocks.blocks_to_start(sequence) <= available:
+                self._start(sequence, plan, now_s)
+            elif now_s - sequence.waiting_since_s > self.config.patience_s:
                 return
-            sequence.waiting_since_s = now_s
 
-    def _start(self, sequence: Sequence, plan: Schedule) -> bool:
-        """Take the first of the queue in; False if there is no local block for it now."""
-        if self.blocks.pool.num_free == 0:
-            return False
+    def _has_room_for_one_more(self, plan: Schedule) -> bool:
+        return (
+            not self._is_admission_held
+            and self.blocks.pool.num_free > 0
+            and len(self.running) < self.config.max_running
+            and plan.num_tokens < self.config.max_batched_tokens
+        )
+
+    def _start(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
         self.blocks.start(sequence)
         wanted = min(sequence.num_uncomputed, self._share(plan, len(self.waiting) - 1))
         num_tokens = self.blocks.grow(sequence, wanted)
-        self.waiting.pop(0)
+        self.waiting.remove(sequence)
+        sequence.waiting_since_s = now_s
         insort(self.running, sequence, key=_rank)
         sequence.is_running = True
         if num_tokens > 0:
             plan.add(sequence, num_tokens)
-        return True
 
     def _promised_blocks(self) -> int:
         """Blocks that sequences already admitted still need for the tokens they know."""

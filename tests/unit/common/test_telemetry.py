@@ -42,7 +42,7 @@ def test_a_line_says_who_and_what() -> None:
 def test_the_request_at_hand_is_named() -> None:
     token = req_id_context.set(ReqId(7))
     try:
-        assert line_of(record("step"))["req_id"] == 7
+        assert line_of(record("step"))["req_id"] == "7"
     finally:
         req_id_context.reset(token)
     assert "req_id" not in line_of(record("step"))
@@ -79,16 +79,16 @@ def test_metrics_are_served_until_closed() -> None:
     registry = CollectorRegistry()
     Counter("moves", "Moves issued.", registry=registry).inc(3)
     (port,) = free_ports(1)
-    with start_metrics_server(port, registry):
+    with start_metrics_server(port, "127.0.0.1", registry):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
             assert b"moves_total 3.0" in response.read()
         with pytest.raises(ConfigError, match=f"INFINITE_LLM_METRICS_PORT={port}"):
-            start_metrics_server(port, registry)
+            start_metrics_server(port, "127.0.0.1", registry)
     assert is_port_free("127.0.0.1", port)
 
 
 def test_port_zero_serves_nothing() -> None:
-    start_metrics_server(0, CollectorRegistry()).close()
+    start_metrics_server(0, "127.0.0.1", CollectorRegistry()).close()
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:1"])

@@ -73,16 +73,31 @@ def test_the_whole_prompt_must_fit_before_it_is_admitted() -> None:
     assert world.tokens_of(2) == 1
 
 
-def test_nobody_overtakes_a_waiting_older_request() -> None:
+def test_what_fits_passes_what_does_not() -> None:
     world = World(num_blocks=8)
     world.add(1, num_prompt=12, max_tokens=8)
     world.step()
     world.add(2, num_prompt=24, max_tokens=1)
     world.add(3, num_prompt=1, max_tokens=1)
     world.step()
-    assert [seq.req_id for seq in world.scheduler.waiting] == [2, 3]
+    assert [seq.req_id for seq in world.scheduler.waiting] == [2]
     world.run()
     assert world.tokens_of(2) == world.tokens_of(3) == 1
+
+
+def test_nobody_passes_a_request_whose_patience_has_ended() -> None:
+    """Short ones keep coming, one a step; without an end to its patience 2 would never run."""
+    world = World(num_blocks=8)
+    world.add(1, num_prompt=4, max_tokens=4)
+    world.step()
+    world.add(2, num_prompt=27, max_tokens=1)
+    for req_id in range(3, 40):
+        world.add(req_id, num_prompt=4, max_tokens=4)
+        world.step()
+        if world.tokens_of(2):
+            break
+    assert world.tokens_of(2) == 1
+    assert 10 < world.now_s < 25
 
 
 def test_the_youngest_gives_way_and_both_finish() -> None:
