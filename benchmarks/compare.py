@@ -31,14 +31,17 @@ OURS = "ours"
 
 
 def main(arguments: list[str]) -> None:
-    options, report = new_parser("compare", __doc__).parse_args(arguments), Report()
+    parser, report = new_parser("compare", __doc__), Report()
+    # Ours, too, in the type that is fastest where the peers are run.
+    parser.set_defaults(dtype="bfloat16", kv_dtype="bfloat16")
+    options = parser.parse_args(arguments)
     cache_dir = default_cache_dir(os.environ)
     workload = Workload.quick() if options.quick else Workload()
     folder = resolve(DEFAULT_MODEL, cache_dir, report.say)
     pythons = {peer: _python_of(peer, cache_dir, report) for peer in (VLLM, LLAMACPP)}
 
     report.machine(options.threads)
-    report.say(f"running ours, {options.dtype}")
+    report.say(f"running ours, {options.dtype}, KVCache {options.kv_dtype}")
     ours = _run_ours(options)
     runs: dict[str, Figures | None] = {OURS: Figures.from_json(json.dumps(ours))}
     for peer, python in pythons.items():
@@ -84,7 +87,7 @@ def _over(runs: Runs, peer: Peer, rates_of: RatesOf) -> dict[str, float | None]:
 
 def _run_ours(options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.decode", f"--dtype={options.dtype}",
-               f"--threads={options.threads}"]  # fmt: skip
+               f"--kv-dtype={options.kv_dtype}", f"--threads={options.threads}"]  # fmt: skip
     if options.quick:
         command.append("--quick")
     done = subprocess.run(

@@ -78,6 +78,27 @@ def test_greedy_tokens_equal_generate(
     assert run.greedy(prompts, NUM_TOKENS) == oracle_tokens
 
 
+def test_bfloat16_stays_close_to_float32(folder: Path, oracle: Any, tokenizer: Any) -> None:
+    """Logits within a few hundredths of their spread; the same token wherever that is clear."""
+    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    model = load_model(folder, "bfloat16", "cpu", native_kernels())
+    logits = PackedRun(model, len(prompts)).step(prompts, all_rows=True)
+    with torch.inference_mode():
+        expected = torch.cat([oracle(torch.tensor([ids])).logits[0] for ids in prompts])
+    assert (logits - expected).square().mean() < (0.05 * expected.std()) ** 2
+    best = expected.topk(2, dim=-1)
+    is_clear = best.values[:, 0] - best.values[:, 1] > 0.5
+    assert is_clear.sum() > len(is_clear) // 2
+    assert torch.equal(logits.argmax(-1)[is_clear], best.indices[is_clear, 0])
+
+
+def test_bfloat16_does_not_depend_on_the_batch(folder: Path, tokenizer: Any) -> None:
+    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    model = load_model(folder, "bfloat16", "cpu", native_kernels())
+    together = PackedRun(model, len(prompts)).greedy(prompts, NUM_TOKENS)
+    assert together == [PackedRun(model, 1).greedy([ids], NUM_TOKENS)[0] for ids in prompts]
+
+
 def test_digits_stand_alone(tokenizer: Any) -> None:
     assert tokenizer.tokenize("  3 apples") == ["ĠĠ", "3", "Ġapples"]
     assert tokenizer.tokenize("2024") == ["2", "0", "2", "4"]
