@@ -75,6 +75,7 @@ class Overloaded(ServerError):
     http_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
     code = "overloaded"
+    openai_type = "rate_limit_error"
     is_retryable = True
 
 

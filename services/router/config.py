@@ -26,7 +26,7 @@ class RouterConfig:
     max_concurrent_requests: int = 512
     """Sequences in flight; above it the answer is 429."""
     max_body_bytes: int = 32 * 1024 * 1024
-    shutdown_timeout_s: float = 30.0
+    shutdown_timeout_s: float = 10.0
     """How long running streams may go on after SIGTERM."""
     otlp_endpoint: str = ""
     log_level: str = "info"

@@ -6,8 +6,10 @@ client left) the call to the worker is cancelled too, which makes the worker abo
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +33,8 @@ from services.router.worker_channels import WorkerChannels
 
 #: One instance and, when it fails before its first token, two others.
 MAX_ATTEMPTS = 3
+#: A refusal that took longer came out of a queue: the client has waited enough.
+_RETRY_REFUSED_WITHIN_S = 5.0
 
 FinishReason = Literal["stop", "length"]
 #: Takes what the worker sent; returns True when the sequence needs no more.
@@ -65,12 +69,21 @@ class Dispatcher:
         self._metrics = metrics
         self._channels = WorkerChannels()
         self._dispatched = Dispatched()
+        self._end_s = math.inf
+        self._waiting: set[asyncio.Timeout] = set()
+
+    def end_by(self, end_s: float) -> None:
+        """Whatever still runs at that time of the loop's clock ends with Unavailable."""
+        self._end_s = end_s
+        for timeout in self._waiting:
+            timeout.reschedule(min(end_s, timeout.when() or end_s))
 
     async def generate(self, job: TokenJob, on_chunk: OnChunk) -> FinishReason:
         """Returns why the sequence ended; raises when it did not end well.
 
         A sequence without tokens yet is tried again elsewhere when its instance is lost or full.
         """
+        started_s = time.monotonic()
         failed: set[InstId] = set()
         error: InfiniteLLMError = Unavailable("no instance is ready")
         while len(failed) < MAX_ATTEMPTS:
@@ -84,11 +97,29 @@ class Dispatcher:
             try:
                 return await self._run_on(instance, job, on_chunk, progress)
             except (Unavailable, InstanceLost, Overloaded) as caught:
+                waited_s = time.monotonic() - started_s
+                is_final = isinstance(caught, Overloaded) and waited_s > _RETRY_REFUSED_WITHIN_S
+                if is_final or self._is_over():
+                    raise
                 if progress.has_tokens:
                     raise InstanceLost(f"instance {instance.inst_id} was lost") from caught
                 error = caught
             failed.add(instance.inst_id)
         raise error
+
+    @asynccontextmanager
+    async def _limit(self, limit_s: float) -> AsyncIterator[None]:
+        """TimeoutError after `limit_s`, or when everything has to end."""
+        now_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(min(now_s + limit_s, self._end_s)) as timeout:
+            self._waiting.add(timeout)
+            try:
+                yield
+            finally:
+                self._waiting.discard(timeout)
+
+    def _is_over(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._end_s
 
     async def forget_departed(self) -> None:
         """Closes channels to instances that left; called after each new view."""
@@ -132,9 +163,11 @@ class Dispatcher:
         while True:
             limit_s = self._timeouts.idle_s if progress.has_tokens else self._timeouts.first_token_s
             try:
-                async with asyncio.timeout(limit_s):
+                async with self._limit(limit_s):
                     response = await anext(responses, None)
             except TimeoutError:
+                if self._is_over():
+                    raise Unavailable("the router is shutting down") from None
                 raise DeadlineExceeded(f"the instance sent nothing for {limit_s:g} s") from None
             if response is None:
                 raise InstanceLost("the instance ended the stream without a finish reason")

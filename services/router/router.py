@@ -75,6 +75,10 @@ class Router:
             self._readiness.stop()
             self._admission.close()
             await self._readiness.report_to(self._health)
+            # A little before connections are cut, so that every stream ends with an error event.
+            margin_s = min(1.0, self._shutdown_timeout_s / 2)
+            now_s = asyncio.get_running_loop().time()
+            self._dispatcher.end_by(now_s + self._shutdown_timeout_s - margin_s)
             await self._grpc.server.stop(self._shutdown_timeout_s)
             discovering.cancel()
         await self._dispatcher.close()

@@ -249,5 +249,20 @@ async def test_shutdown_does_not_wait_for_ever() -> None:
         await reader.readuntil(b"data: ")
         cluster.stop.set()
         await asyncio.wait_for(worker.aborted.wait(), 10)
-        await reader.read()
+        rest = await reader.read()
         writer.close()
+    # Cut, but not without a word.
+    assert b'"code":"unavailable"' in rest.replace(b" ", b"")
+
+
+async def test_at_shutdown_a_whole_answer_ends_as_an_openai_error() -> None:
+    async with (
+        running([FakeWorker(1, hang("some"))], shutdown_timeout_s=1.0) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
+        asking = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+        while not cluster.workers[0].requests:
+            await asyncio.sleep(0.005)
+        cluster.stop.set()
+        answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
