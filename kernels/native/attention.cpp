@@ -23,7 +23,7 @@ namespace {
 constexpr int kFewVectors = 16;    // query vectors per KV head up to which a sequence is decode-like
 constexpr int kSplit = 1024;       // slots
 constexpr int kDecodeChunk = 64;   // slots of every KV head: enough work to hide the next chunk
-constexpr int kTileVectors = 126;  // query vectors of a prefill tile
+constexpr int kTileVectors = 252;  // query vectors of a prefill tile
 constexpr int kScoreRows = 32;     // that are worked on at a time, at most
 
 struct Item {

@@ -95,7 +95,8 @@ void before_attention(ThreadPool& threads, const Layer& layer, const float* hidd
     store(qkv + row * width + column, a);
     store(qkv + row * width + column + kLanes, b);
   });
-  const int dim = layer.head_dim, q_size = layer.num_heads * dim, kv_size = layer.num_kv_heads * dim;
+  const int dim = layer.head_dim;
+  const int q_size = layer.num_heads * dim, kv_size = layer.num_kv_heads * dim;
   for_each_row(threads, num_rows, [&](int64_t row) {
     const float* from = qkv + row * width;
     const float *c = cos + row * dim / 2, *s = sin + row * dim / 2;

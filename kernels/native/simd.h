@@ -65,9 +65,14 @@ inline Vec load(const Half* p) {
 }
 
 inline Vec load(const Brain* p) {
+#if defined(__AVX512F__)
+  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return (Vec)_mm512_slli_epi32(words, 16);
+#else
   ShortVec bits;
   std::memcpy(&bits, p, sizeof bits);
   return (Vec)(__builtin_convertvector(bits, WordVec) << 16);
+#endif
 }
 
 // The first n lanes from memory, zero in the others.
@@ -218,7 +223,8 @@ constexpr int kCacheLine = 64;
 template <class T>
 inline void prefetch(const T* rows, int num_elements) {
   const char* p = reinterpret_cast<const char*>(rows);
-  for (int i = 0; i < num_elements * (int)sizeof(T); i += kCacheLine) __builtin_prefetch(p + i, 0, 2);
+  for (int i = 0; i < num_elements * (int)sizeof(T); i += kCacheLine)
+    __builtin_prefetch(p + i, 0, 2);
 }
 
 }  // namespace illm

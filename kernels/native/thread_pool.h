@@ -106,7 +106,7 @@ class ThreadPool {
     return false;
   }
 
-  static constexpr std::chrono::microseconds kPatience{50};  // about what waking a thread costs
+  static constexpr std::chrono::microseconds kPatience{150};  // waking a thread costs a third
   static constexpr int kChecksPerLook = 16;
 
   std::mutex mutex_;

@@ -49,7 +49,8 @@ inline void tile_values(const PagedHead<Brain>& head, const Chunk& chunk, Brain*
 
 inline void narrow_rows(const float* from, int num_rows, int width, Brain* to) {
   for (int i = 0; i < num_rows; ++i)
-    for (int d = 0; d < width; d += kLanes) store(to + i * kOperandStride + d, load(from + i * kStride + d));
+    for (int d = 0; d < width; d += kLanes)
+      store(to + i * kOperandStride + d, load(from + i * kStride + d));
 }
 
 inline void multiply_row_tiles(const Brain* a, int num_rows, const Brain* b, int depth, float* c,
