@@ -47,7 +47,7 @@ def test_the_rig_generates_until_it_is_told_to_finish(core: Core) -> None:
 
 
 def test_a_request_that_fails_fails_the_benchmark(core: Core) -> None:
-    impatient = replace(_CONFIG, queue_timeout_s=0.0)
+    impatient = replace(_CONFIG, queue_timeout_s=1e-6)
     too_long = _WORKLOAD.prompts(1, 16 * (_CONFIG.num_blocks + 1), seed=0)
     with running(EngineRig(impatient, core)) as rig:
         rig.start(too_long, max_new_tokens=1)
