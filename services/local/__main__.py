@@ -30,7 +30,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id")
         command.add_argument("--instances", type=int, default=DEFAULT_INSTANCES)
         command.add_argument("--kv-blocks", type=int, default=DEFAULT_KV_BLOCKS)
-        command.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+        command.add_argument(
+            "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
+        )
         command.add_argument("--max-new-tokens", type=int, default=48)
         command.add_argument("--otlp-endpoint", default="", help="where traces go, host:port")
     up_command = commands.choices["up"]

@@ -1,8 +1,4 @@
-"""Triton decides when its functions are defined whether to interpret them: before any import."""
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
+"""The C++ kernels, built once for all of these tests."""
 
 from pathlib import Path
 
