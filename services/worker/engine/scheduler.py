@@ -255,28 +255,32 @@ class Scheduler:
 
     def is_current(self, order: MoveOrder) -> bool:
         """Whether the order's blocks are still those of its sequence."""
-        sequence = self.find(order.req_id)
-        return sequence is not None and sequence.epoch == order.epoch
+        return self._sequence_of(order) is not None
 
     def commit_move(self, order: MoveOrder, span: RemoteSpan) -> bool:
         """Between two steps: the creditor's copy becomes the truth and the local blocks are free.
 
         False if the sequence is gone or gave its blocks up meanwhile; then the copy is void.
         """
-        sequence = self.find(order.req_id)
-        if sequence is None or sequence.epoch != order.epoch:
+        sequence = self._sequence_of(order)
+        if sequence is None:
             return False
         self.blocks.commit_move(sequence, span)
         return True
 
     def end_move(self, order: MoveOrder, was_refused: bool, now_s: float) -> None:
         """The move is over, committed or not."""
-        sequence = self.find(order.req_id)
-        if sequence is not None and sequence.epoch == order.epoch:
+        sequence = self._sequence_of(order)
+        if sequence is not None:
             sequence.is_moving = False
         if was_refused:
             self._lend_not_before_s = now_s + self.config.lend_retry_s
             self.blocks.drop_idle_remote()
+
+    def _sequence_of(self, order: MoveOrder) -> Sequence | None:
+        """None once the sequence is gone or has given up the blocks that the order names."""
+        sequence = self.find(order.req_id)
+        return sequence if sequence is not None and sequence.epoch == order.epoch else None
 
     def lose_parts(
         self, inst_id: InstId, now_s: float, move_ids: Collection[MoveId] | None = None
