@@ -1,4 +1,4 @@
-"""The creditor's end of one connection: answers attention and takes block copies.
+"""The creditor's end of one connection: answers attention, takes block copies and gives them back.
 
 Run by `creditor.CreditorServer`, one thread each, beside the instance's own step. Any error is told
 to the owner and ends the connection.
@@ -105,6 +105,8 @@ class Connection:
                 session.plan(head)
             elif head.kind is Kind.COPY:
                 session.take_block(head)
+            elif head.kind is Kind.FETCH:
+                session.give_block(head)
             else:
                 raise WireError(ErrorCode.BAD_MESSAGE, f"{head.kind.name} is not for a creditor")
 
@@ -156,7 +158,7 @@ class _Session:
             raise WireError(ErrorCode.BAD_MESSAGE, "PLAN contradicts itself")
         if not 0 < num_rows <= self._hello.max_rows:
             raise WireError(ErrorCode.BAD_MESSAGE, f"PLAN of {num_rows} rows")
-        parts = [self._open(part) for part in wanted]
+        parts = [self._open(part.move_ids) for part in wanted]
         query, query_bytes = self._queries.view(num_rows)
         partial, partial_bytes = self._partials.view(num_rows)
         rows = self._paged_rows(wanted, parts)
@@ -198,7 +200,7 @@ class _Session:
         )
         is_intact = False
         try:
-            block = self._pool_bytes[block_id * block_bytes : (block_id + 1) * block_bytes]
+            block = self._block(block_id)
             self._stream.receive_into(block)
             is_intact = zlib.crc32(block) == head.detail
         finally:
@@ -209,10 +211,26 @@ class _Session:
         self._stream.send(Head(Kind.ACK, head.item, 0, move_id))
         self._serving.metrics.record_blocks(1, block_bytes, time.perf_counter() - started)
 
-    def _open(self, part: RemotePart) -> LentPart:
+    def give_block(self, head: Head) -> None:
+        """The owner takes the block back, or lends it on; here it stays until it is released."""
+        started = time.perf_counter()
+        move_id, block_bytes = MoveId(head.ident), self._serving.geometry.block_bytes
+        part = self._open((move_id,))
+        if head.item >= len(part.block_ids):
+            raise WireError(ErrorCode.BAD_MESSAGE, f"move {move_id} has no block {head.item}")
+        with self._in_use([part]):
+            block = self._block(part.block_ids[head.item])
+            self._stream.send(Head(Kind.BLOCK, head.item, zlib.crc32(block), move_id), block)
+        self._serving.metrics.record_blocks(1, block_bytes, time.perf_counter() - started)
+
+    def _block(self, block_id: int) -> memoryview:
+        block_bytes = self._serving.geometry.block_bytes
+        return self._pool_bytes[block_id * block_bytes : (block_id + 1) * block_bytes]
+
+    def _open(self, move_ids: tuple[MoveId, ...]) -> LentPart:
         owner = self._hello
         return self._serving.lender.open_part(
-            owner.owner_inst_id, owner.owner_incarnation, part.move_ids
+            owner.owner_inst_id, owner.owner_incarnation, move_ids
         )
 
     def _paged_rows(self, wanted: Sequence[RemotePart], parts: Sequence[LentPart]) -> PagedRows:

@@ -45,7 +45,7 @@ class DataPlaneMetrics:
             "rows": counter("remote_query_rows", "Query rows in them."),
             "query_bytes": counter("remote_query_bytes", "Bytes of queries and partials."),
             "query_seconds": counter("remote_query_seconds", "Seconds spent on them."),
-            "blocks": counter("blocks_copied", "Blocks copied and acknowledged."),
+            "blocks": counter("blocks_copied", "Blocks copied and verified, there or back."),
             "block_bytes": counter("blocks_copied_bytes", "Bytes of them."),
             "block_seconds": counter("blocks_copied_seconds", "Seconds spent on them."),
             "failures": counter("data_plane_failures", "Connections that ended in an error."),

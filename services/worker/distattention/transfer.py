@@ -1,13 +1,13 @@
-"""Block copies, owner to one destination. Used by the mover's thread.
+"""Block copies between an owner and one creditor, there and back. Used by the copy thread.
 
 A block goes from the pool's own memory into the socket and, at the other end, from the socket into
-the reserved block. It counts as copied once the destination has verified and acknowledged it.
+the block that is meant for it. It counts as copied once whoever received it has verified it.
 """
 
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from services.common.errors import InternalError
 from services.common.ids import MoveId
@@ -15,25 +15,42 @@ from services.worker.distattention.link import PeerLink
 from services.worker.distattention.metrics import SideMetrics
 from services.worker.distattention.wire import ErrorCode, Geometry, Head, Kind, Peer, WireError
 
-# Enough to keep the line busy while the destination verifies; acknowledgements of one window always
-# fit the sockets' buffers, so that neither end waits for the other to read.
+# Enough to keep the line busy while the other end verifies; what has no payload (acknowledgements,
+# and requests to fetch) always fits the sockets' buffers in such numbers, so that neither end waits
+# for the other to read.
 _WINDOW_BLOCKS = 4
 
 
-class BlockSender:
+class _BlockLink:
     """One connection, opened by the constructor. Every failure is PartLost, and closes it."""
 
     def __init__(
         self,
         me: Peer,
-        destination: Peer,
+        creditor: Peer,
         geometry: Geometry,
         deadline_s: float,
         metrics: SideMetrics | None = None,
     ) -> None:
         self._block_bytes = geometry.block_bytes
         self._metrics = metrics
-        self._link = PeerLink(me, destination, geometry, 0, deadline_s, metrics)
+        self._link = PeerLink(me, creditor, geometry, 0, deadline_s, metrics)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _record(self, num_blocks: int, started: float) -> None:
+        if self._metrics is not None and num_blocks:
+            duration_s = time.perf_counter() - started
+            self._metrics.record_blocks(num_blocks, num_blocks * self._block_bytes, duration_s)
+
+    def _check_size(self, block: memoryview) -> None:
+        if block.nbytes != self._block_bytes:
+            raise InternalError(f"a block of {block.nbytes} bytes, not {self._block_bytes}")
+
+
+class BlockSender(_BlockLink):
+    """Owner to creditor: into what a move reserved there."""
 
     def send_block(self, move_id: MoveId, index: int, block: memoryview) -> None:
         """Returns once the destination has the block. `index` counts within the move."""
@@ -59,12 +76,8 @@ class BlockSender:
             self._await_ack(move_id, index)
         self._record(num_blocks, started)
 
-    def close(self) -> None:
-        self._link.close()
-
     def _send(self, move_id: MoveId, index: int, block: memoryview) -> None:
-        if block.nbytes != self._block_bytes:
-            raise InternalError(f"a block of {block.nbytes} bytes, not {self._block_bytes}")
+        self._check_size(block)
         with self._link as link:
             link.send(Head(Kind.COPY, index, zlib.crc32(block), move_id), block.cast("B"))
 
@@ -75,7 +88,33 @@ class BlockSender:
                 text = f"ACK of move {head.ident} block {head.item}, not {move_id} block {index}"
                 raise WireError(ErrorCode.BAD_MESSAGE, text)
 
-    def _record(self, num_blocks: int, started: float) -> None:
-        if self._metrics is not None and num_blocks:
-            duration_s = time.perf_counter() - started
-            self._metrics.record_blocks(num_blocks, num_blocks * self._block_bytes, duration_s)
+
+class BlockFetcher(_BlockLink):
+    """Creditor to owner: what a move brought there. The creditor keeps its copy."""
+
+    def fetch_blocks(
+        self, move_id: MoveId, blocks: Sequence[memoryview], first_index: int = 0
+    ) -> None:
+        """Fills `blocks` with those of the move from `first_index` on; returns when all are
+        verified. After a failure their content means nothing."""
+        started = time.perf_counter()
+        for block in blocks:
+            self._check_size(block)
+        with self._link as link:
+            for index in range(first_index, first_index + len(blocks[:_WINDOW_BLOCKS])):
+                link.send(Head(Kind.FETCH, index, 0, move_id))
+            for index, block in enumerate(blocks, first_index):
+                self._receive(move_id, index, block)
+                if index + _WINDOW_BLOCKS < first_index + len(blocks):
+                    link.send(Head(Kind.FETCH, index + _WINDOW_BLOCKS, 0, move_id))
+        self._record(len(blocks), started)
+
+    def _receive(self, move_id: MoveId, index: int, block: memoryview) -> None:
+        head = self._link.expect(Kind.BLOCK)
+        if (head.ident, head.item, head.payload_bytes) != (move_id, index, block.nbytes):
+            text = f"answer {head} to the request for move {move_id} block {index}"
+            raise WireError(ErrorCode.BAD_MESSAGE, text)
+        self._link.receive_into(block.cast("B"))
+        if zlib.crc32(block) != head.detail:
+            text = f"move {move_id} block {index} does not match its checksum"
+            raise WireError(ErrorCode.BAD_CHECKSUM, text)

@@ -10,6 +10,8 @@ Every message is one fixed head and a payload whose size the head gives and the 
     PARTIAL   layer         rows      step       acc, max, sum float32, one after another
     COPY      block index   crc32     move_id    the block
     ACK       block index   -         move_id    -
+    FETCH     block index   -         move_id    -
+    BLOCK     block index   crc32     move_id    the block
     ERROR     ErrorCode     -         -          text, UTF-8; the sender then closes
 """
 
@@ -44,6 +46,8 @@ class Kind(IntEnum):
     COPY = 6
     ACK = 7
     ERROR = 8
+    FETCH = 9
+    BLOCK = 10
 
 
 class ErrorCode(IntEnum):
@@ -77,6 +81,8 @@ MAX_PAYLOAD_BYTES = {
     Kind.COPY: _MAX_BULK_BYTES,
     Kind.ACK: 0,
     Kind.ERROR: MAX_ERROR_TEXT_BYTES,
+    Kind.FETCH: 0,
+    Kind.BLOCK: _MAX_BULK_BYTES,
 }
 
 

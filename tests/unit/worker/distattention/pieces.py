@@ -21,7 +21,7 @@ from services.worker.distattention.debtor import CreditorChannel
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.stream import Stream
-from services.worker.distattention.transfer import BlockSender
+from services.worker.distattention.transfer import BlockFetcher, BlockSender
 from services.worker.distattention.wire import (
     HEAD_BYTES,
     Geometry,
@@ -153,6 +153,9 @@ class Creditor:
 
     def sender(self, me: Peer) -> BlockSender:
         return BlockSender(me, self.peer, self.geometry, DEADLINE_S, self.metrics.debtor)
+
+    def fetcher(self, me: Peer) -> BlockFetcher:
+        return BlockFetcher(me, self.peer, self.geometry, DEADLINE_S, self.metrics.debtor)
 
     def count(self, name: str, side: str) -> float | None:
         return self.registry.get_sample_value(f"infinite_llm_{name}_total", {"side": side})

@@ -15,7 +15,7 @@ from services.worker.distattention.address import bound_address, close_listener,
 from services.worker.distattention.connection import MAX_ROWS
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
 from services.worker.distattention.memory import geometry_of
-from services.worker.distattention.transfer import BlockSender
+from services.worker.distattention.transfer import BlockFetcher, BlockSender
 from services.worker.distattention.wire import ErrorCode, Head, Kind, KvDtype, pack_parts
 from tests.unit.worker.distattention.pieces import (
     DEADLINE_S,
@@ -96,6 +96,8 @@ WRONG = {
     "plan that contradicts itself": message(Head(Kind.PLAN, 1, 3, 1), pack_parts(PARTS)),
     "plan cut short": message(Head(Kind.PLAN, 1, 2, 1), pack_parts(PARTS)[:-1]),
     "short block": message(Head(Kind.COPY, 0, 0, MOVE), bytes(100)),
+    "block beyond the move": message(Head(Kind.FETCH, 1, 0, MOVE)),
+    "block unasked": message(Head(Kind.BLOCK, 0, 0, MOVE), bytes(BLOCK)),
     "second greeting": message(Head(Kind.HELLO), bytes(8)),
     "an answer": message(Head(Kind.ACK, 0, 0, MOVE)),
     "garbage": bytes(range(256)),
@@ -213,6 +215,32 @@ def test_a_wrong_acknowledgement_is_not_taken(address: str) -> None:
     creditor.join()
 
 
+FETCHED = {
+    "another block": (message(Head(Kind.BLOCK, 5, 0, MOVE), bytes(BLOCK)), "block 0"),
+    "another move": (message(Head(Kind.BLOCK, 0, 0, MOVE + 1), bytes(BLOCK)), "block 0"),
+    "another size": (message(Head(Kind.BLOCK, 0, 0, MOVE), bytes(BLOCK[:-4])), "block 0"),
+    "a changed block": (message(Head(Kind.BLOCK, 0, 12345, MOVE), bytes(BLOCK)), "BAD_CHECKSUM"),
+    "half a block": (message(Head(Kind.BLOCK, 0, 0, MOVE), bytes(BLOCK))[:-99], "closed"),
+    "nothing": (b"", "closed"),
+}
+
+
+@pytest.mark.parametrize(("said", "text"), FETCHED.values(), ids=FETCHED)
+def test_a_block_that_comes_back_wrong_is_not_taken(address: str, said: bytes, text: str) -> None:
+    def script(sock: socket.socket) -> None:
+        take(sock, 1)
+        sock.sendall(said)
+
+    creditor = ScriptedCreditor(address, script)
+    fetcher = BlockFetcher(ME, creditor.peer, GEOMETRY, DEADLINE_S)
+    with pytest.raises(PartLost, match=f"instance 2: .*{text}"):
+        fetcher.fetch_blocks(MOVE, [memoryview(bytearray(GEOMETRY.block_bytes))])
+    creditor.join()
+    with pytest.raises(PartLost, match="closed"):
+        fetcher.fetch_blocks(MOVE, [memoryview(bytearray(GEOMETRY.block_bytes))])
+    fetcher.close()
+
+
 def test_nobody_there_is_lost() -> None:
     listener = listen("tcp:127.0.0.1:0")
     gone = Peer(InstId(2), Incarnation(2002), bound_address(listener))
@@ -253,6 +281,12 @@ def test_a_creditor_that_never_answers_is_given_up(hanging: ScriptedCreditor) ->
     with pytest.raises(PartLost, match=r"within 0\.2 s"):
         channel.receive_partial(0)
     assert time.monotonic() - started < 2
+
+
+def test_a_creditor_that_gives_nothing_back_is_given_up(hanging: ScriptedCreditor) -> None:
+    fetcher = BlockFetcher(ME, hanging.peer, GEOMETRY, 0.2)
+    with pytest.raises(PartLost, match=r"within 0\.2 s"):
+        fetcher.fetch_blocks(MOVE, [memoryview(bytearray(GEOMETRY.block_bytes))])
 
 
 def test_a_creditor_that_never_reads_is_given_up(hanging: ScriptedCreditor) -> None:

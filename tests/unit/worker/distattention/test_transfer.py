@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from services.common.ids import MoveId
 from services.worker.distattention.memory import geometry_of, tensor_bytes
 from services.worker.distattention.wire import ErrorCode, Head, Kind
 from tests.unit.worker.distattention.pieces import (
+    DEADLINE_S,
     MOVE,
     NUM_HEADS,
     Creditor,
     RawOwner,
+    message,
     new_pool,
     owner_peer,
 )
@@ -47,10 +50,80 @@ def test_blocks_arrive_bit_for_bit(address: str, dtype: torch.dtype) -> None:
     assert creditor.count("blocks_copied", "creditor") == 7
 
 
-def test_no_blocks_are_no_work(creditor: Creditor) -> None:
-    sender = creditor.sender(ME)
-    sender.send_blocks(MOVE, [])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_blocks_come_back_bit_for_bit(address: str, dtype: torch.dtype) -> None:
+    owner, creditor = new_pool(dtype, seed=5), Creditor(address, new_pool(dtype, seed=6))
+    before, lent = owner.clone(), [4, 9, 0, 2, 6, 11, 8]
+    creditor.lender.lend(ME, 1, lent)
+    blocks, taken = blocks_of(owner), [3, 1, 0, 5, 9, 10, 7]
+    fetcher = creditor.fetcher(ME)
+    fetcher.fetch_blocks(MOVE, [blocks[i] for i in taken[:6]])
+    fetcher.fetch_blocks(MOVE, [blocks[taken[6]]], first_index=6)
+    fetcher.close()
+    creditor.server.stop()
+    for here, there in zip(taken, lent, strict=True):
+        assert torch.equal(owner[here], creditor.pool[there])
+    for untouched in (2, 4, 6, 8, 11):
+        assert torch.equal(before[untouched], owner[untouched])
+    assert not creditor.lender.pins.total()
+    assert creditor.count("blocks_copied", "debtor") == 7
+    assert creditor.count("blocks_copied", "creditor") == 7
+
+
+def test_a_block_stays_pinned_until_it_is_sent(creditor: Creditor) -> None:
+    creditor.lender.lend(ME, 1, [3])
+    owner = RawOwner(creditor)
+    # More than the sockets hold, and nobody reads.
+    owner.sock.sendall(message(Head(Kind.FETCH, 0, 0, MOVE)) * 100)
+    end_s = time.monotonic() + DEADLINE_S
+    while creditor.lender.pins[3] != 1:
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    owner.sock.close()
+    creditor.server.stop()
+    assert not creditor.lender.pins.total()
+
+
+@pytest.mark.parametrize("end", ["released before", "ended since"])
+def test_a_part_that_is_not_held_cannot_be_fetched(creditor: Creditor, end: str) -> None:
+    if end == "ended since":
+        creditor.lender.lend(ME, 1, [3])
+        creditor.lender.gone.add(3)
+    target = torch.zeros_like(creditor.pool)
+    fetcher = creditor.fetcher(ME)
+    with pytest.raises(PartLost, match="PART_LOST"):
+        fetcher.fetch_blocks(MOVE, blocks_of(target))
+    assert not target.any()
+
+
+def test_another_owner_s_block_cannot_be_fetched(creditor: Creditor) -> None:
+    creditor.lender.lend(ME, 1, [3])
+    fetcher = creditor.fetcher(owner_peer(7))
+    with pytest.raises(PartLost, match="PART_LOST"):
+        fetcher.fetch_blocks(MOVE, blocks_of(new_pool())[:1])
+
+
+def test_blocks_go_there_and_back_at_once(creditor: Creditor) -> None:
+    creditor.lender.moves[MOVE] = list(range(6))
+    creditor.lender.lend(ME, 1, list(range(6, 12)))
+    source, target = new_pool(seed=8), torch.zeros_like(creditor.pool)
+    sender, fetcher = creditor.sender(ME), creditor.fetcher(ME)
+    fetching = threading.Thread(target=fetcher.fetch_blocks, args=(MOVE, blocks_of(target)[:6]))
+    fetching.start()
+    sender.send_blocks(MOVE, blocks_of(source)[:6])
+    fetching.join()
+    assert torch.equal(creditor.pool[:6], source[:6])
+    assert torch.equal(creditor.pool[6:], target[:6])
     sender.close()
+    fetcher.close()
+
+
+def test_no_blocks_are_no_work(creditor: Creditor) -> None:
+    sender, fetcher = creditor.sender(ME), creditor.fetcher(ME)
+    sender.send_blocks(MOVE, [])
+    fetcher.fetch_blocks(MOVE, [])
+    sender.close()
+    fetcher.close()
     assert creditor.lender.received.empty()
 
 
@@ -94,6 +167,10 @@ def test_a_block_of_another_size_is_not_sent(creditor: Creditor) -> None:
         sender.send_block(MOVE, 0, blocks[0][:-4])
     sender.send_block(MOVE, 0, blocks[0])
     sender.close()
+    fetcher = creditor.fetcher(ME)
+    with pytest.raises(InternalError, match="a block of"):
+        fetcher.fetch_blocks(MOVE, [blocks[0], blocks[1][:-4]])
+    fetcher.close()
 
 
 def test_a_block_cut_off_midway_is_not_taken(creditor: Creditor) -> None:
