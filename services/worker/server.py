@@ -100,7 +100,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             raise ContextLengthExceeded(
                 f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
                 f"{capacity} tokens that one request may use",
-                "prompt",
+                "max_tokens" if len(prompt) < capacity else "prompt",
             )
         sampling = _sampling(request.sampling)
         self._check_token_ids(sampling.logit_bias, "logit_bias")
@@ -108,15 +108,32 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if sampling.min_tokens > request.max_tokens:
             raise InvalidRequest("min_tokens must be at most max_tokens", "min_tokens")
         ends = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            ends |= limits.eos_token_ids
         return Request(
             ReqId(request.req_id) if request.req_id else new_req_id(),
             prompt,
             request.max_tokens,
             sampling,
-            ends if request.ignore_eos else ends | limits.eos_token_ids,
+            ends,
             request.priority,
             request.cache_salt,
+            self._output_so_far(request, ends),
         )
+
+    def _output_so_far(
+        self, request: worker_pb2.GenerateTokensRequest, ends: frozenset[int]
+    ) -> tuple[int, ...]:
+        """Refuses what cannot be the beginning of this request's output."""
+        param, output = "output_token_ids", tuple(request.output_token_ids)
+        self._check_token_ids(output, param)
+        if len(output) >= request.max_tokens:
+            raise InvalidRequest("output_token_ids must be fewer than max_tokens", param)
+        if not ends.isdisjoint(output):
+            raise InvalidRequest("output_token_ids must not hold a token that ends", param)
+        if output and request.sampling.temperature and not request.sampling.HasField("seed"):
+            raise InvalidRequest("output_token_ids must come with the seed they had", "seed")
+        return output
 
     def _check_token_ids(self, token_ids: Iterable[int], param: str) -> None:
         if max(token_ids, default=0) >= self._limits.vocab_size:

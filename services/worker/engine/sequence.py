@@ -31,6 +31,8 @@ class Request:
     """Smaller goes first; equals go by age."""
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes."""
+    output_token_ids: tuple[int, ...] = ()
+    """What another instance generated before it was lost; `max_tokens` counts it."""
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -66,7 +68,7 @@ class Sequence:
     @classmethod
     def of(cls, request: Request, arrival: int, block_size: int, now_s: float) -> "Sequence":
         table = BlockTable(block_size)
-        tokens = list(request.prompt_token_ids)
+        tokens = [*request.prompt_token_ids, *request.output_token_ids]
         root = root_hash(request.cache_salt)
         return cls(request, arrival, table, tokens, waiting_since_s=now_s, root_hash=root)
 
@@ -137,7 +139,7 @@ class SequenceOutput:
         cls, sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None
     ) -> "SequenceOutput":
         """After `sequence` got its next token; `token_ids` is what the caller may see of it."""
-        is_first = sequence.num_output_tokens == 1
+        is_first = sequence.num_output_tokens == len(sequence.request.output_token_ids) + 1
         state = sequence.sampling
         return cls(
             sequence.req_id,

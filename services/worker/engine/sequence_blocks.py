@@ -66,9 +66,10 @@ class SequenceBlocks:
         sequence.num_computed = sequence.num_named * sequence.table.block_size
         if sequence.num_cached_tokens is None:
             # Only the first start counts: what a preempted sequence finds again is its own.
-            sequence.num_cached_tokens = sequence.num_computed
-            self.counts.asked_tokens += len(sequence.request.prompt_token_ids)
-            self.counts.hit_tokens += sequence.num_computed
+            num_prompt = len(sequence.request.prompt_token_ids)
+            sequence.num_cached_tokens = min(sequence.num_computed, num_prompt)
+            self.counts.asked_tokens += num_prompt
+            self.counts.hit_tokens += sequence.num_cached_tokens
 
     def name_full_blocks(self, sequence: Sequence) -> None:
         """Blocks that the last step filled can be found by others from now on."""

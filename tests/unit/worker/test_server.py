@@ -58,7 +58,17 @@ async def error_of(instance: Instance, **fields: object) -> InfiniteLLMError:
         ),
         ({"sampling": types_pb2.SamplingParams(min_tokens=4)}, InvalidRequest, "min_tokens"),
         ({"stop_token_ids": [5, 1000]}, InvalidRequest, "stop_token_ids"),
-        ({"max_tokens": 31}, ContextLengthExceeded, "prompt"),
+        ({"max_tokens": 31}, ContextLengthExceeded, "max_tokens"),
+        ({"prompt_token_ids": [5] * 32}, ContextLengthExceeded, "prompt"),
+        ({"output_token_ids": [1000]}, InvalidRequest, "output_token_ids"),
+        ({"output_token_ids": [5, 6, 7]}, InvalidRequest, "output_token_ids"),
+        ({"output_token_ids": [5, 2]}, InvalidRequest, "output_token_ids"),
+        ({"output_token_ids": [5], "stop_token_ids": [5]}, InvalidRequest, "output_token_ids"),
+        (
+            {"output_token_ids": [5], "sampling": types_pb2.SamplingParams(temperature=1.0)},
+            InvalidRequest,
+            "seed",
+        ),
     ],
 )
 async def test_bad_requests_are_refused_and_the_next_one_works(
