@@ -13,6 +13,14 @@ def split_host_port(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def split_addresses(addresses: str) -> tuple[str, ...]:
+    """`host:port`, or several of them separated by commas; raises ConfigError."""
+    parts = tuple(part.strip() for part in addresses.split(","))
+    for part in parts:
+        split_host_port(part)
+    return parts
+
+
 def is_port_free(host: str, port: int) -> bool:
     """Whether a server could listen there now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -8,6 +8,7 @@
     |- ServerError                     the service's fault
     |  |- Overloaded                   429  RESOURCE_EXHAUSTED   overloaded          retry
     |  |- Unavailable                  503  UNAVAILABLE          unavailable         retry
+    |  |- NotLeader                    503  UNAVAILABLE          not_leader          retry elsewhere
     |  |- InstanceLost                 502  ABORTED              instance_lost       retry
     |  |- DeadlineExceeded             504  DEADLINE_EXCEEDED    deadline_exceeded   retry
     |  `- InternalError                500  INTERNAL             internal_error
@@ -86,6 +87,15 @@ class Unavailable(ServerError):
     is_retryable = True
 
 
+class NotLeader(ServerError):
+    """Another gManager leads; the message names its address, where it is known."""
+
+    http_status = 503
+    grpc_code = "UNAVAILABLE"
+    code = "not_leader"
+    is_retryable = True
+
+
 class InstanceLost(ServerError):
     http_status = 502
     grpc_code = "ABORTED"
@@ -124,6 +134,7 @@ BY_CODE: dict[str, type[InfiniteLLMError]] = {
         InternalError,
         Overloaded,
         Unavailable,
+        NotLeader,
         InstanceLost,
         DeadlineExceeded,
     )

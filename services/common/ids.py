@@ -7,6 +7,8 @@ InstId = NewType("InstId", int)
 ReqId = NewType("ReqId", int)
 MoveId = NewType("MoveId", int)
 Incarnation = NewType("Incarnation", int)
+#: Grows with every gManager that comes to lead; zero is none.
+Term = NewType("Term", int)
 
 
 def _random_id() -> int:

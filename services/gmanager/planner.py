@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from services.common.errors import InfiniteLLMError
-from services.common.ids import ReqId
+from services.common.ids import ReqId, Term
 from services.gmanager.cluster import InstanceInfo
 from services.gmanager.config import GManagerConfig
 from services.gmanager.keeper import MapKeeper
@@ -32,12 +32,16 @@ class MoveOrder:
     move: Move
     source: InstanceInfo
     destination: InstanceInfo
+    #: In which the plan was made; the source refuses it if it has heard of a later one.
+    term: Term
 
 
 @dataclass(frozen=True, slots=True)
 class MoveAnswer:
     accepted: bool
     reason: str
+    #: The highest that the source has heard of.
+    highest_term: Term
 
 
 #: Tells the source; raises InfiniteLLMError when it does not answer in time.
@@ -51,12 +55,15 @@ class Planner:
         keeper: MapKeeper,
         metrics: GManagerMetrics,
         issue_move: IssueMove,
+        term: Callable[[], Term | None],
     ) -> None:
+        """`term`: in which moves may be ordered now; None while this gManager must not plan."""
         self._config = config
         self._thresholds = Thresholds(config.batch_threshold, config.utilisation_threshold)
         self._keeper = keeper
         self._metrics = metrics
         self._issue_move = issue_move
+        self._term = term
         self._busy_until_s: dict[ReqId, float] = {}
         self.moves_issued = 0
 
@@ -72,13 +79,14 @@ class Planner:
     async def run_once(self) -> None:
         self._keeper.expire(self._config.instance_timeout_s)
         self._metrics.observe(self._keeper.cluster())
-        if not self._config.pooling:
+        term = self._term()
+        if not self._config.pooling or term is None:
             return
         async with asyncio.TaskGroup() as group:
-            for order in self._plan():
+            for order in self._plan(term):
                 group.create_task(self._issue(order))
 
-    def _plan(self) -> list[MoveOrder]:
+    def _plan(self, term: Term) -> list[MoveOrder]:
         now_s = self._keeper.clock()
         self._busy_until_s = {r: t for r, t in self._busy_until_s.items() if t > now_s}
         cluster = self._keeper.cluster()
@@ -86,7 +94,9 @@ class Planner:
         moves = plan_moves(cluster, self._thresholds, self._busy_until_s.keys())
         self._metrics.plan_s.observe(perf_counter() - start_s)
         infos = {instance.inst_id: instance.info for instance in cluster.instances}
-        return [MoveOrder(move, infos[move.source], infos[move.destination]) for move in moves]
+        return [
+            MoveOrder(move, infos[move.source], infos[move.destination], term) for move in moves
+        ]
 
     async def _issue(self, order: MoveOrder) -> None:
         move = order.move

@@ -16,6 +16,7 @@ from services.gmanager.cluster import Instance
 from services.gmanager.config import GManagerConfig
 from services.gmanager.creditors import rank_creditors
 from services.gmanager.keeper import MapKeeper
+from services.gmanager.leadership import Leadership
 from services.gmanager.metrics import GManagerMetrics
 
 SERVICE_NAME = gmanager_pb2.DESCRIPTOR.services_by_name["GManager"].full_name
@@ -32,11 +33,13 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         keeper: MapKeeper,
         metrics: GManagerMetrics,
         moves_issued: Callable[[], int],
+        leadership: Leadership,
     ) -> None:
         self._config = config
         self._keeper = keeper
         self._metrics = metrics
         self._moves_issued = moves_issued
+        self._leadership = leadership
 
     async def Register(
         self, request: gmanager_pb2.RegisterRequest, context: Context
@@ -54,6 +57,7 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         return gmanager_pb2.HeartbeatResponse(
             register_again=outcome.register_again,
             full_report=outcome.full_report,
+            term=self._leadership.term(now_s),
             peers=[
                 convert.view_to_proto(instance, now_s)
                 for instance in self._keeper.instances()
@@ -86,6 +90,7 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
             instances=[convert.view_to_proto(instance, now_s) for instance in cluster.instances],
             entries=map(convert.entry_to_proto, cluster.entries),
             moves_issued=self._moves_issued(),
+            term=self._leadership.term(now_s),
         )
 
     def _creditors_of(self, inst_id: InstId) -> list[Instance]:

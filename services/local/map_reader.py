@@ -5,23 +5,26 @@ from typing import Self, TypeAlias
 
 import grpc
 
-from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc
-from services.common.rpc import CONTROL_DEADLINE_S, error_from_rpc, open_channel
+from protos.infinite_llm.v1 import gmanager_pb2
+from services.common.addresses import split_addresses
+from services.common.gmanagers import GManagers
+from services.common.rpc import CONTROL_DEADLINE_S, error_from_rpc
 
 ClusterView: TypeAlias = gmanager_pb2.GetClusterViewResponse
 
 
 class MapReader:
-    """One connection to one gManager, closed at the end of the `async with`."""
+    """Asks whichever leads of one or several addresses; closed at the end of the `async with`."""
 
     def __init__(self, gmanager_address: str) -> None:
-        self._channel = open_channel(gmanager_address)
-        self._stub = gmanager_pb2_grpc.GManagerStub(self._channel)
+        self._gmanagers = GManagers(split_addresses(gmanager_address))
 
     async def read(self) -> ClusterView:
         try:
-            return await self._stub.GetClusterView(
-                gmanager_pb2.GetClusterViewRequest(), timeout=CONTROL_DEADLINE_S
+            return await self._gmanagers.ask(
+                lambda gmanager: gmanager.GetClusterView(
+                    gmanager_pb2.GetClusterViewRequest(), timeout=CONTROL_DEADLINE_S
+                )
             )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
@@ -35,7 +38,7 @@ class MapReader:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._channel.close()
+        await self._gmanagers.close()
 
 
 def is_idle(view: ClusterView) -> bool:

@@ -13,6 +13,7 @@ class RouterConfig:
     """Zero takes a free port."""
     grpc_port: int = 8001
     gmanager_address: str = "127.0.0.1:7000"
+    """Of the gManager, or of all of them, separated by commas."""
     model: str = "smollm2-135m-instruct"
     """A local folder or a name that the model store knows; here only its tokenizer is read."""
     model_name: str = ""

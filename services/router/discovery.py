@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
+from protos.infinite_llm.v1 import gmanager_pb2, types_pb2
+from services.common.gmanagers import GManagers
 from services.common.ids import InstId
 from services.common.rpc import error_from_rpc
 from services.router.routing import Instance, serving
@@ -23,7 +24,7 @@ class Discovery:
 
     def __init__(
         self,
-        gmanager: "gmanager_pb2_grpc.GManagerAsyncStub",
+        gmanager: GManagers,
         model: str,
         pooling: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -50,8 +51,10 @@ class Discovery:
 
     async def refresh(self) -> None:
         try:
-            view = await self._gmanager.GetClusterView(
-                gmanager_pb2.GetClusterViewRequest(), timeout=DEADLINE_S
+            view = await self._gmanager.ask(
+                lambda gmanager: gmanager.GetClusterView(
+                    gmanager_pb2.GetClusterViewRequest(), timeout=DEADLINE_S
+                )
             )
         except grpc.aio.AioRpcError as error:
             if not self._away:

@@ -6,9 +6,9 @@ Built by `__main__`.
 import asyncio
 import logging
 
-from protos.infinite_llm.v1 import gmanager_pb2_grpc
+from services.common.addresses import split_addresses
+from services.common.gmanagers import GManagers
 from services.common.health import HealthReporter
-from services.common.rpc import open_channel
 from services.router.admission import Admission
 from services.router.config import RouterConfig
 from services.router.discovery import Discovery
@@ -34,11 +34,8 @@ class Router:
         self._shutdown_timeout_s = config.shutdown_timeout_s
         self._model = model
         metrics = RouterMetrics()
-        self._channel = open_channel(config.gmanager_address)
-        gmanager: gmanager_pb2_grpc.GManagerAsyncStub = gmanager_pb2_grpc.GManagerStub(
-            self._channel
-        )
-        self._discovery = Discovery(gmanager, model.name, config.pooling)
+        self._gmanagers = GManagers(split_addresses(config.gmanager_address))
+        self._discovery = Discovery(self._gmanagers, model.name, config.pooling)
         self._readiness = Readiness(self._discovery)
         timeouts = StreamTimeouts(config.first_token_timeout_s, config.stream_idle_timeout_s)
         self._dispatcher = Dispatcher(self._discovery, timeouts, metrics)
@@ -82,7 +79,7 @@ class Router:
             await self._grpc.server.stop(self._shutdown_timeout_s)
             discovering.cancel()
         await self._dispatcher.close()
-        await self._channel.close()
+        await self._gmanagers.close()
         self._model.tokenizer.close()
 
     async def _after_refresh(self) -> None:

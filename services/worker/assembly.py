@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 
 from protos.infinite_llm.v1 import types_pb2
+from services.common.addresses import split_addresses
 from services.common.errors import ConfigError
 from services.common.ids import InstId, new_incarnation
 from services.worker.config import Config
@@ -66,7 +67,7 @@ def build(config: Config, prepared: Prepared) -> Worker:
     core = prepared.core
     plane = _data_plane(config, core)
     peers = Peers(_model_name(config), core.storage.shape.block_bytes, config.lend_keep_free)
-    clients = Clients(config.gmanager_address)
+    clients = Clients(split_addresses(config.gmanager_address))
     channels, streams = ChannelPool(plane.open_channel), Streams(asyncio.get_running_loop())
     engine = Engine(
         build_scheduler(config, core),

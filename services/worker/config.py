@@ -20,6 +20,7 @@ class Config:
     advertise_data_address: str = ""
     """Where others reach `data_address`; empty means the same."""
     gmanager_address: str = "127.0.0.1:7000"
+    """Of the gManager, or of all of them, separated by commas."""
     model_name: str = ""
     """The name clients use; empty means `model`'s last path component."""
     num_blocks: int = 1024

@@ -131,6 +131,7 @@ class Soak:
                 req_id=entry.req_id,
                 num_blocks=self._random.randint(1, 8),
                 dst=self._random.choice(others),
+                term=view.term,
             )
             async with grpc.aio.insecure_channel(self._address(entry.inst_id)) as channel:
                 stub: worker_pb2_grpc.RManagerAsyncStub = worker_pb2_grpc.RManagerStub(channel)

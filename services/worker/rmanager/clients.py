@@ -1,28 +1,28 @@
-"""gRPC stubs to the gManager and to other rManagers, one channel per address."""
+"""gRPC to the gManager and to other rManagers, one channel per address."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import grpc
 
 from protos.infinite_llm.v1 import types_pb2
-from protos.infinite_llm.v1.gmanager_pb2_grpc import GManagerStub
 from protos.infinite_llm.v1.worker_pb2_grpc import RManagerStub
+from services.common.gmanagers import GManagers
 from services.common.ids import Incarnation, InstId
 from services.common.rpc import open_channel
 from services.worker.rmanager.peers import PeerView
 
-if TYPE_CHECKING:  # these names exist in the stubs' types only
-    from protos.infinite_llm.v1.gmanager_pb2_grpc import GManagerAsyncStub
+if TYPE_CHECKING:  # this name exists in the stubs' types only
     from protos.infinite_llm.v1.worker_pb2_grpc import RManagerAsyncStub
 
 
 class Clients:
     """Owns the channels; `close` ends them."""
 
-    def __init__(self, gmanager_address: str) -> None:
+    def __init__(self, gmanager_addresses: Sequence[str]) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._creditors: dict[tuple[InstId, Incarnation], str] = {}
-        self.gmanager: GManagerAsyncStub = GManagerStub(self._channel(gmanager_address))
+        self.gmanager = GManagers(gmanager_addresses)
 
     def rmanager(self, peer: PeerView) -> "RManagerAsyncStub":
         """Speak to a peer, and remember where it is: what it lends must be released some day."""
@@ -36,6 +36,7 @@ class Clients:
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
+        await self.gmanager.close()
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:

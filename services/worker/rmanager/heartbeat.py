@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from protos.infinite_llm.v1 import gmanager_pb2, types_pb2
-from services.common.ids import InstId, ReqId
+from services.common.ids import InstId, ReqId, Term
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.rmanager.clients import Clients, peer_view
+from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.peers import PeerView
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Heartbeat:
         observe: Callable[[], tuple[Holdings, types_pb2.InstanceLoad]],
         on_view: Callable[[list[PeerView]], None],
         on_away: Callable[[], None],
+        fence: Fence,
     ) -> None:
         """`on_away`: the gManager stopped answering, so that the last view grows old."""
         self._info = info
@@ -76,6 +78,7 @@ class Heartbeat:
         self._observe = observe
         self._on_view = on_view
         self._on_away = on_away
+        self._fence = fence
         self._report = PlacementReport(info.inst_id)
         self._period_s = _FIRST_PERIOD_S
         self._is_registered = False
@@ -104,31 +107,35 @@ class Heartbeat:
             inst_id=self._info.inst_id, incarnation=self._info.incarnation
         )
         try:
-            await self._clients.gmanager.Deregister(request, timeout=PROBE_DEADLINE_S)
+            await self._clients.gmanager.ask(
+                lambda gmanager: gmanager.Deregister(request, timeout=PROBE_DEADLINE_S)
+            )
         except grpc.aio.AioRpcError as error:
             logger.warning("could not deregister: %s", error.code().name)
 
     async def _beat(self) -> None:
         if not self._is_registered:
-            answer = await self._clients.gmanager.Register(
-                gmanager_pb2.RegisterRequest(info=self._info), timeout=PROBE_DEADLINE_S
+            registration = gmanager_pb2.RegisterRequest(info=self._info)
+            answer = await self._clients.gmanager.ask(
+                lambda gmanager: gmanager.Register(registration, timeout=PROBE_DEADLINE_S)
             )
             self._period_s = answer.heartbeat_period_s or self._period_s
             self._is_registered = True
             self._report.must_be_full = True
         holdings, load = self._observe()
         number, is_full, entries = self._report.next(holdings)
-        response = await self._clients.gmanager.Heartbeat(
-            gmanager_pb2.HeartbeatRequest(
-                inst_id=self._info.inst_id,
-                incarnation=self._info.incarnation,
-                sequence_number=number,
-                full=is_full,
-                entries=entries,
-                load=load,
-            ),
-            timeout=PROBE_DEADLINE_S,
+        request = gmanager_pb2.HeartbeatRequest(
+            inst_id=self._info.inst_id,
+            incarnation=self._info.incarnation,
+            sequence_number=number,
+            full=is_full,
+            entries=entries,
+            load=load,
         )
+        response = await self._clients.gmanager.ask(
+            lambda gmanager: gmanager.Heartbeat(request, timeout=PROBE_DEADLINE_S)
+        )
+        self._fence.admits(Term(response.term))
         if response.register_again:
             self._is_registered = False
             return

@@ -100,8 +100,8 @@ class Mover:
             inst_id=self._parts.me.inst_id, req_id=order.req_id, num_blocks=len(order.block_ids)
         )
         try:
-            answer = await self._parts.clients.gmanager.FindCreditors(
-                request, timeout=PROBE_DEADLINE_S
+            answer = await self._parts.clients.gmanager.ask(
+                lambda gmanager: gmanager.FindCreditors(request, timeout=PROBE_DEADLINE_S)
             )
         except grpc.aio.AioRpcError as error:
             logger.warning("using the last view of creditors: %s", error.code().name)

@@ -12,7 +12,7 @@ from functools import partial
 import grpc
 
 from protos.infinite_llm.v1 import types_pb2, worker_pb2
-from services.common.ids import Incarnation, InstId, MoveId, ReqId
+from services.common.ids import Incarnation, InstId, MoveId, ReqId, Term
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
 from services.worker.engine.attention import Creditor
@@ -22,6 +22,7 @@ from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import Owner
 from services.worker.rmanager.clients import Clients, destination_view
+from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.peers import Peers, PeerView
@@ -52,8 +53,14 @@ class RManager:
         self._tasks: set[asyncio.Task[int]] = set()
         self._last_tokens = (0.0, 0)
         self.is_draining = False
+        self._fence = Fence()
         self.heartbeat = Heartbeat(
-            parts.info, parts.clients, self._observe, parts.peers.update, parts.peers.doubt
+            parts.info,
+            parts.clients,
+            self._observe,
+            parts.peers.update,
+            parts.peers.doubt,
+            self._fence,
         )
 
     @property
@@ -92,19 +99,23 @@ class RManager:
         self, request: worker_pb2.MoveKvCacheRequest
     ) -> worker_pb2.MoveKvCacheResponse:
         """The gManager's plan for this source (paper section 6)."""
+        is_in_term = self._fence.admits(Term(request.term))
+        answer = partial(worker_pb2.MoveKvCacheResponse, highest_term=self._fence.highest_term)
+        if not is_in_term:
+            return answer(reason="the plan is of a gManager that leads no more")
         if not self._parts.is_pooling or self.is_draining:
-            return worker_pb2.MoveKvCacheResponse(reason="this instance does not lend")
+            return answer(reason="this instance does not lend")
         if request.source_incarnation not in (0, self._parts.me.incarnation):
-            return worker_pb2.MoveKvCacheResponse(reason="the plan is for an earlier start")
+            return answer(reason="the plan is for an earlier start")
         if request.dst.inst_id == self._parts.me.inst_id:
-            return worker_pb2.MoveKvCacheResponse(reason="source and destination are the same")
+            return answer(reason="source and destination are the same")
         # Owned by us, not by the call: an order that was begun must end even if the caller left.
         beginning = asyncio.create_task(self._begin_planned(request))
         self._tasks.add(beginning)
         beginning.add_done_callback(self._on_move_done)
         if not await asyncio.shield(beginning):
-            return worker_pb2.MoveKvCacheResponse(reason="the request has no block that can move")
-        return worker_pb2.MoveKvCacheResponse(accepted=True)
+            return answer(reason="the request has no block that can move")
+        return answer(accepted=True)
 
     async def _begin_planned(self, request: worker_pb2.MoveKvCacheRequest) -> int:
         """Start the move, and return how many blocks it is about."""

@@ -4,7 +4,12 @@ import socket
 
 import pytest
 
-from services.common.addresses import free_ports, is_port_free, split_host_port
+from services.common.addresses import (
+    free_ports,
+    is_port_free,
+    split_addresses,
+    split_host_port,
+)
 from services.common.errors import ConfigError
 
 
@@ -24,6 +29,17 @@ def test_host_and_port_are_split(address: str, expected: tuple[str, int]) -> Non
 def test_anything_else_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="is not host:port"):
         split_host_port(address)
+
+
+def test_several_addresses_are_separated_by_commas() -> None:
+    assert split_addresses("a:1") == ("a:1",)
+    assert split_addresses("a:1, b:2") == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("addresses", ["", "a:1,", "a:1,b"])
+def test_a_list_with_anything_else_is_refused(addresses: str) -> None:
+    with pytest.raises(ConfigError, match="is not host:port"):
+        split_addresses(addresses)
 
 
 def test_free_ports_are_distinct_and_free() -> None:

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import Unavailable
-from services.common.ids import InstId
+from services.common.ids import InstId, Term
 from services.gmanager.cluster import InstanceLoad
 from services.gmanager.config import GManagerConfig
 from services.gmanager.keeper import MapKeeper
@@ -21,7 +21,8 @@ HELD_DOWN = InstanceLoad(
 )
 IDLE = InstanceLoad(free_blocks=100)
 CONFIG = GManagerConfig()
-ACCEPTED = MoveAnswer(accepted=True, reason="")
+TERM = Term(5)
+ACCEPTED = MoveAnswer(accepted=True, reason="", highest_term=TERM)
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Bench:
     config: GManagerConfig = CONFIG
     answer: MoveAnswer | Exception = ACCEPTED
     now_s: float = 0.0
+    term: Term | None = TERM
     orders: list[MoveOrder] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -38,7 +40,9 @@ class Bench:
     def __post_init__(self) -> None:
         metrics = GManagerMetrics(self.registry)
         self.keeper = MapKeeper(PlacementMap(), self.deltas.append, lambda: self.now_s)
-        self.planner = Planner(self.config, self.keeper, metrics, self.issue_move)
+        self.planner = Planner(
+            self.config, self.keeper, metrics, self.issue_move, lambda: self.term
+        )
         for inst_id in (1, 2):
             self.keeper.register(make_info(inst_id))
         self.report(1)
@@ -65,6 +69,7 @@ async def test_a_planned_move_goes_to_its_source() -> None:
     (order,) = bench.orders
     assert (order.move.req_id, order.move.num_blocks) == (7, 60)
     assert (order.source, order.destination) == (make_info(1), make_info(2))
+    assert order.term == TERM
     assert bench.planner.moves_issued == 1
 
 
@@ -72,7 +77,7 @@ async def test_a_planned_move_goes_to_its_source() -> None:
     ("answer", "outcome"),
     [
         pytest.param(ACCEPTED, "accepted", id="accepted"),
-        pytest.param(MoveAnswer(False, "full"), "refused", id="refused"),
+        pytest.param(MoveAnswer(False, "full", TERM), "refused", id="refused"),
         pytest.param(Unavailable("gone"), "failed", id="failed"),
     ],
 )
@@ -106,6 +111,18 @@ async def test_without_pooling_nothing_moves_but_the_silent_still_leave() -> Non
     bench.now_s = 3.5
     await bench.planner.run_once()
     assert bench.orders == []
+    assert bench.keeper.instances() == ()
+
+
+async def test_who_does_not_lead_moves_nothing_but_the_silent_still_leave() -> None:
+    bench = Bench(term=None)
+    await bench.planner.run_once()
+    assert bench.orders == []
+    bench.term = Term(6)
+    await bench.planner.run_once()
+    assert [order.term for order in bench.orders] == [6]
+    bench.term, bench.now_s = None, 3.5
+    await bench.planner.run_once()
     assert bench.keeper.instances() == ()
 
 

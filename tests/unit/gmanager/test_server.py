@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry
 from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
 from services.common.errors import ConfigError, InvalidRequest, Unavailable
 from services.common.health import HealthReporter
+from services.common.ids import Term
 from services.common.rpc import error_from_rpc, new_server, open_channel
 from services.gmanager import convert
 from services.gmanager.config import GManagerConfig
 from services.gmanager.keeper import MapKeeper
+from services.gmanager.leadership import Leadership
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import Delta, PlacementMap
 from services.gmanager.server import SERVICE_NAME, GManagerServicer, listen
@@ -69,7 +71,8 @@ class Running:
 async def running(config: GManagerConfig) -> AsyncIterator[Running]:
     registry, deltas = CollectorRegistry(), list[Delta]()
     keeper = MapKeeper(PlacementMap(), deltas.append, lambda: started.now_s)
-    servicer = GManagerServicer(config, keeper, GManagerMetrics(registry), lambda: 42)
+    leadership = Leadership.sole(Term(3))
+    servicer = GManagerServicer(config, keeper, GManagerMetrics(registry), lambda: 42, leadership)
     server = new_server()
     gmanager_pb2_grpc.add_GManagerServicer_to_server(servicer, server)
     health = HealthReporter(server, [SERVICE_NAME])
@@ -117,7 +120,7 @@ async def test_what_workers_report_is_what_the_view_shows(gmanager: Running) -> 
     assert instance.info == convert.info_to_proto(make_info(1))
     assert (instance.load.free_blocks, instance.age_s) == (97, 1.5)
     assert list(view.entries) == [entry(7, 1, 3)]
-    assert view.moves_issued == 42
+    assert (view.moves_issued, view.term) == (42, 3)
 
 
 async def test_a_heartbeat_answers_with_the_peers(gmanager: Running) -> None:
@@ -127,6 +130,7 @@ async def test_a_heartbeat_answers_with_the_peers(gmanager: Running) -> None:
     assert [peer.info.inst_id for peer in response.peers] == [2]
     assert not response.register_again
     assert not response.full_report
+    assert response.term == 3
 
 
 async def test_a_gap_and_an_unknown_incarnation_are_answered(gmanager: Running) -> None:

@@ -10,18 +10,21 @@ from tests.unit.router.cluster import MODEL, FakeWorker, say
 
 
 class Answering:
-    """A gManager's stub that answers from memory."""
+    """A gManager that answers from memory."""
 
     def __init__(self, *views: types_pb2.InstanceView) -> None:
         self.views = views
+
+    async def ask(self, call: Any) -> Any:
+        return await call(self)
 
     async def GetClusterView(self, request: Any, timeout: float) -> Any:
         return gmanager_pb2.GetClusterViewResponse(instances=self.views)
 
 
 def discovery(*views: types_pb2.InstanceView, pooling: bool = True) -> Discovery:
-    stub: Any = Answering(*views)
-    return Discovery(stub, MODEL, pooling, clock=lambda: 100.0)
+    gmanagers: Any = Answering(*views)
+    return Discovery(gmanagers, MODEL, pooling, clock=lambda: 100.0)
 
 
 async def test_a_report_is_dated_by_the_routers_clock() -> None:

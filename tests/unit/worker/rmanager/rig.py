@@ -94,7 +94,7 @@ class Instance:
             self.streams,
             lambda: self.peers.free_blocks,
         )
-        self.clients = Clients("127.0.0.1:1")  # no gManager: the last view is all there is
+        self.clients = Clients(["127.0.0.1:1"])  # no gManager: the last view is all there is
         self.releaser = Releaser(self.me, self.peers, self.clients, lease_s)
         self.mover = Mover(
             MoverParts(

@@ -10,6 +10,7 @@ from services.common.addresses import free_ports
 from services.common.ids import InstId, ReqId
 from services.common.rpc import new_server
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings, PlacementReport
 from services.worker.rmanager.peers import PeerView
 from tests.unit.worker.rmanager.rig import eventually
@@ -83,8 +84,9 @@ async def beating(
     address: str,
     on_view: Callable[[list[PeerView]], None] = lambda views: None,
     on_away: Callable[[], None] = lambda: None,
+    fence: Fence | None = None,
 ) -> tuple[Heartbeat, asyncio.Task[None], Clients]:
-    clients = Clients(address)
+    clients = Clients([address])
     info = types_pb2.InstanceInfo(inst_id=4, incarnation=9)
     heartbeat = Heartbeat(
         info,
@@ -92,6 +94,7 @@ async def beating(
         lambda: (holding(r1o4=2), types_pb2.InstanceLoad(free_blocks=5)),
         on_view,
         on_away,
+        fence or Fence(),
     )
     return heartbeat, asyncio.create_task(heartbeat.run()), clients
 
@@ -149,6 +152,20 @@ async def test_the_view_of_peers_is_passed_on(gmanager: tuple[ScriptedGManager, 
     await eventually(lambda: bool(views[-1]))
     await stop(task, clients)
     assert (views[-1][0].inst_id, views[-1][0].free_blocks) == (2, 6)
+
+
+async def test_it_hears_who_leads_now(gmanager: tuple[ScriptedGManager, str]) -> None:
+    scripted, address = gmanager
+    fence = Fence()
+    _, task, clients = await beating(address, fence=fence)
+    await eventually(lambda: len(scripted.heartbeats) >= 1)
+    scripted.answer = gmanager_pb2.HeartbeatResponse(term=5)
+    await eventually(lambda: fence.highest_term == 5)
+    scripted.answer = gmanager_pb2.HeartbeatResponse(term=0)
+    seen = len(scripted.heartbeats)
+    await eventually(lambda: len(scripted.heartbeats) > seen + 1)
+    await stop(task, clients)
+    assert fence.highest_term == 5
 
 
 async def test_it_goes_on_while_the_gmanager_is_away() -> None:

@@ -137,6 +137,19 @@ async def test_orders_that_cannot_be_are_refused(
     assert reason in answer.reason
 
 
+async def test_a_plan_of_a_leader_that_was_replaced_is_refused(pair: Pair) -> None:
+    source, _ = pair
+    request = worker_pb2.MoveKvCacheRequest(
+        req_id=9, num_blocks=1, dst=types_pb2.InstanceInfo(inst_id=2), term=5
+    )
+    assert "no block" in (await source.rmanager.move_kvcache(request)).reason
+    request.term = 4
+    answer = await source.rmanager.move_kvcache(request)
+    assert not answer.accepted
+    assert "leads no more" in answer.reason
+    assert answer.highest_term == 5
+
+
 async def test_a_reservation_for_an_earlier_start_is_refused(pair: Pair) -> None:
     _, creditor = pair
     request = worker_pb2.TryMoveKvCacheRequest(
