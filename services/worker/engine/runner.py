@@ -1,5 +1,7 @@
 """Turns a schedule into tensors and runs the model on it. Called by the engine once per step."""
 
+from collections.abc import Iterable
+
 import torch
 
 from kernels.partial import PagedRows
@@ -8,7 +10,8 @@ from services.worker.distattention.debtor import RemotePart
 from services.worker.engine.attention import Creditor, DistAttention, StepAttention, lent_rows
 from services.worker.engine.sampling.logprobs import logprobs_of
 from services.worker.engine.sampling.sampler import sample
-from services.worker.engine.sequence import Schedule, ScheduledSequence, Sequence
+from services.worker.engine.sequence import Schedule, ScheduledSequence
+from services.worker.kvcache.block_table import RemoteSpan
 from services.worker.models.llama import LlamaFamilyModel
 
 
@@ -47,7 +50,7 @@ def _tokens(items: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor,
     sampled_rows: list[int] = []
     prompt_rows: list[int] = []
     for item in items:
-        start, end = item.sequence.num_computed, item.sequence.num_computed + item.num_tokens
+        start, end = item.start, item.end
         prompt_rows.extend(len(token_ids) + at - start for at in _wanted_positions(item))
         token_ids.extend(item.sequence.token_ids[start:end])
         positions.extend(range(start, end))
@@ -62,9 +65,9 @@ def _wanted_positions(item: ScheduledSequence) -> range:
     sequence = item.sequence
     if not sequence.wants_prompt_logprobs:
         return range(0)
-    end = min(sequence.num_computed + item.num_tokens, len(sequence.request.prompt_token_ids) - 1)
-    # After a preemption the first ones are known already.
-    return range(max(sequence.num_computed, len(sequence.sampling.prompt_logprobs)), end)
+    end = min(item.end, len(sequence.request.prompt_token_ids) - 1)
+    # What is computed again was known before.
+    return range(max(item.start, len(sequence.sampling.prompt_logprobs)), end)
 
 
 def _keep_prompt_logprobs(items: list[ScheduledSequence], logits: torch.Tensor) -> None:
@@ -85,31 +88,29 @@ def _step_attention(items: list[ScheduledSequence], num_blocks: int) -> StepAtte
     slots: list[int] = []
     remote: list[tuple[RemotePart, Creditor, int]] = []
     first_row = 0
-    for item in items:
+    contexts = [item.sequence.table.context(item.end) for item in items]
+    for item, context in zip(items, contexts, strict=True):
         sequence = item.sequence
-        start, end = sequence.num_computed, sequence.num_computed + item.num_tokens
-        slots.extend(sequence.table.slot(position) for position in range(start, end))
+        slots.extend(sequence.table.slot(position) for position in range(item.start, item.end))
         remote.extend(
             (RemotePart(sequence.req_id, move_ids, item.num_tokens), creditor, first_row)
-            for creditor, move_ids in _moves_by_creditor(sequence).items()
+            for creditor, move_ids in _moves_by_creditor(context.remote).items()
         )
         first_row += item.num_tokens
-    tables = [item.sequence.table for item in items]
-    ends = [item.sequence.num_computed + item.num_tokens for item in items]
     rows = PagedRows.build(
         [item.num_tokens for item in items],
-        [table.local for table in tables],
-        [end - table.num_remote_tokens for end, table in zip(ends, tables, strict=True)],
+        [context.local for context in contexts],
+        [i.end - context.num_remote_tokens for i, context in zip(items, contexts, strict=True)],
         causal=True,
         num_blocks=num_blocks,
-        block_size=tables[0].block_size,
+        block_size=items[0].sequence.table.block_size,
     )
     return StepAttention(torch.tensor(slots), rows, lent_rows(remote))
 
 
-def _moves_by_creditor(sequence: Sequence) -> dict[Creditor, tuple[MoveId, ...]]:
+def _moves_by_creditor(spans: Iterable[RemoteSpan]) -> dict[Creditor, tuple[MoveId, ...]]:
     moves: dict[Creditor, tuple[MoveId, ...]] = {}
-    for span in sequence.table.remote:
+    for span in spans:
         creditor = (span.inst_id, span.incarnation)
         moves[creditor] = (*moves.get(creditor, ()), span.move_id)
     return moves

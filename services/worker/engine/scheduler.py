@@ -112,7 +112,7 @@ class Scheduler:
             sequence = item.sequence
             sequence.num_computed += item.num_tokens
             sequence.waiting_since_s = now_s
-            self.blocks.name_full_blocks(sequence)
+            self.blocks.name_full_blocks(sequence, item.start, item.end)
             token_id = sampled.get(sequence.req_id)
             if token_id is not None:
                 outputs.append(self._append(sequence, token_id, now_s))
@@ -248,10 +248,9 @@ class Scheduler:
     def begin_move(self, req_id: ReqId, num_blocks: int) -> MoveOrder | None:
         """Take the oldest movable blocks of a sequence for a move; None if there are none."""
         sequence = self.find(req_id)
-        if sequence is None or sequence.num_movable_blocks == 0 or num_blocks < 1:
+        if sequence is None or not sequence.movable_blocks or num_blocks < 1:
             return None
-        count = min(num_blocks, sequence.num_movable_blocks, self.config.max_move_blocks)
-        return self.blocks.begin_move(sequence, count)
+        return self.blocks.begin_move(sequence, min(num_blocks, self.config.max_move_blocks))
 
     def is_current(self, order: MoveOrder) -> bool:
         """Whether the order's blocks are still those of its sequence."""
@@ -272,7 +271,7 @@ class Scheduler:
         """The move is over, committed or not."""
         sequence = self._sequence_of(order)
         if sequence is not None:
-            sequence.is_moving = False
+            sequence.moving_from = None
         if was_refused:
             self._lend_not_before_s = now_s + self.config.lend_retry_s
             self.blocks.drop_idle_remote()
@@ -316,8 +315,8 @@ class Scheduler:
             plan.moves.append(order)
 
     def _longest_movable(self) -> Sequence | None:
-        movable = [seq for seq in self.running if seq.num_movable_blocks > 0]
-        return max(movable, key=lambda seq: seq.num_movable_blocks, default=None)
+        longest = max(self.running, key=lambda seq: len(seq.movable_blocks), default=None)
+        return longest if longest is not None and longest.movable_blocks else None
 
     def _drop(self, sequence: Sequence, now_s: float) -> None:
         self.blocks.give_up(sequence, now_s, keep_remote=True)

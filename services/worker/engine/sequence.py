@@ -52,14 +52,13 @@ class Sequence:
     epoch: int = 0
     """Grows when the blocks are given up, so that a move begun before does not commit after."""
     is_running: bool = False
-    is_moving: bool = False
+    moving_from: int | None = None
+    """While a move is under way: the first block of it that is not committed yet."""
     waiting_since_s: float = 0.0
     """When it last joined the queue, or last made progress while running."""
     num_stalls: int = 0
     hashes: list[BlockHash] = field(default_factory=list)
     """Of the full blocks of `token_ids`, as far as they were needed."""
-    num_named: int = 0
-    """Blocks, from the first, that the pool or a creditor holds under their hash."""
     root_hash: BlockHash = field(default_factory=root_hash)
     num_cached_tokens: int | None = None
     """Prompt tokens that were found computed when it was first admitted."""
@@ -94,8 +93,15 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def num_movable_blocks(self) -> int:
-        return 0 if self.is_moving else self.table.num_movable(self.num_computed)
+    def is_moving(self) -> bool:
+        return self.moving_from is not None
+
+    @property
+    def movable_blocks(self) -> range:
+        """The oldest full blocks here that follow each other; none while others are moving."""
+        if self.is_moving:
+            return range(0)
+        return self.table.local_run(0, self.num_computed // self.table.block_size)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -157,15 +163,20 @@ class SequenceOutput:
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """`num_tokens` tokens of `sequence`, from its first uncomputed one, run in this step."""
+    """The tokens of `sequence` from `start` on that run in this step."""
 
     sequence: Sequence
+    start: int
     num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
 
     @property
     def samples(self) -> bool:
         """Whether the step reaches the end of what is known, so that the next token is sampled."""
-        return self.sequence.num_computed + self.num_tokens == self.sequence.num_tokens
+        return self.end == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +200,7 @@ class Schedule:
     num_tokens: int = 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        self.items.append(ScheduledSequence(sequence, num_tokens))
+        self.items.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens))
         self.num_tokens += num_tokens
 
     def remove(self, sequence: Sequence) -> None:

@@ -61,9 +61,8 @@ class SequenceBlocks:
         spans, hashes = self._known_prefix(sequence)
         self._remote.hold(spans)
         sequence.table.attach(spans)
-        sequence.table.append(self.pool.reuse(hashes[sequence.table.num_remote_blocks :]))
-        sequence.num_named = sequence.table.num_blocks
-        sequence.num_computed = sequence.num_named * sequence.table.block_size
+        sequence.table.append(self.pool.reuse(hashes[sequence.table.num_blocks :]))
+        sequence.num_computed = sequence.table.num_blocks * sequence.table.block_size
         if sequence.num_cached_tokens is None:
             # Only the first start counts: what a preempted sequence finds again is its own.
             num_prompt = len(sequence.request.prompt_token_ids)
@@ -71,16 +70,15 @@ class SequenceBlocks:
             self.counts.asked_tokens += num_prompt
             self.counts.hit_tokens += sequence.num_cached_tokens
 
-    def name_full_blocks(self, sequence: Sequence) -> None:
-        """Blocks that the last step filled can be found by others from now on."""
+    def name_full_blocks(self, sequence: Sequence, start: int, end: int) -> None:
+        """Blocks that were filled by computing these tokens can be found by others from now on."""
         table = sequence.table
-        num_full = sequence.num_computed // table.block_size
-        if not self._is_caching or num_full <= sequence.num_named:
+        filled = range(start // table.block_size, end // table.block_size)
+        if not self._is_caching or not filled:
             return
-        sequence.hash_full_blocks(sequence.num_computed)
-        for index in range(sequence.num_named, num_full):
-            self.pool.name(table.local[index - table.num_remote_blocks], sequence.hashes[index])
-        sequence.num_named = num_full
+        sequence.hash_full_blocks(end)
+        for index in filled:
+            self.pool.name(table.block_id(index), sequence.hashes[index])
 
     def _known_prefix(self, sequence: Sequence) -> tuple[list[RemoteSpan], list[BlockHash]]:
         """Spans to begin with, and the hashes of all blocks that may be found.
@@ -118,28 +116,33 @@ class SequenceBlocks:
         self._released += self._remote.let_go(remote, now_s)
         if not keep_remote:
             self.drop_idle_remote()
-        sequence.num_computed = sequence.num_named = 0
+        sequence.num_computed = 0
         sequence.epoch += 1
-        sequence.is_moving = False
+        sequence.moving_from = None
 
     # -- lending ----------------------------------------------------------------------------------
 
     def begin_move(self, sequence: Sequence, num_blocks: int) -> MoveOrder | None:
-        """Take the oldest `num_blocks` local blocks for a move.
+        """Take the oldest `num_blocks` movable blocks for a move.
 
         None if a creditor holds them already, for another sequence: then that copy is used.
         """
         if self._adopt(sequence):
             return None
-        sequence.is_moving = True
-        return MoveOrder(sequence.req_id, sequence.epoch, tuple(sequence.table.local[:num_blocks]))
+        moving = sequence.movable_blocks[:num_blocks]
+        sequence.moving_from = moving.start
+        block_ids = tuple(sequence.table.block_id(index) for index in moving)
+        return MoveOrder(sequence.req_id, sequence.epoch, block_ids)
 
     def commit_move(self, sequence: Sequence, span: RemoteSpan) -> None:
-        """The creditor's copy of the oldest local blocks becomes the truth."""
-        first = sequence.table.num_remote_blocks
-        sequence.hash_full_blocks((first + span.num_blocks) * sequence.table.block_size)
-        self._remote.add(span, sequence.hashes[first : first + span.num_blocks])
-        self.pool.free(sequence.table.commit_move(span))
+        """The creditor's copy of the oldest moving blocks becomes the truth."""
+        if sequence.moving_from is None:
+            raise ValueError(f"no block of request {sequence.req_id} is moving")
+        first = sequence.moving_from
+        sequence.moving_from = first + span.num_blocks
+        sequence.hash_full_blocks(sequence.moving_from * sequence.table.block_size)
+        self._remote.add(span, sequence.hashes[first : sequence.moving_from])
+        self.pool.free(sequence.table.commit_move(first, span))
 
     def expire_remote(self, now_s: float) -> None:
         self._released += self._remote.expire(now_s)
@@ -156,10 +159,11 @@ class SequenceBlocks:
         """Let go of local blocks that lie on a creditor already; False if there are none."""
         if not self._is_caching:
             return False
-        table = sequence.table
-        first, movable = table.num_remote_blocks, table.num_movable(sequence.num_computed)
-        spans = self._remote.find(sequence.hashes[first : first + movable])
+        movable = sequence.movable_blocks
+        first = movable.start
+        spans = self._remote.find(sequence.hashes[first : movable.stop])
+        self._remote.hold(spans)
         for span in spans:
-            self._remote.hold([span])
-            self.pool.free(table.commit_move(span))
+            self.pool.free(sequence.table.commit_move(first, span))
+            first += span.num_blocks
         return bool(spans)

@@ -1,13 +1,19 @@
-"""Where the KV of one sequence lies: remote spans first, then local blocks. Pure.
+"""Where the KV of one sequence lies: block by block here, on a creditor, or nowhere. Pure.
 
-Blocks move oldest first, so what other instances hold is always a prefix of the sequence and the
-growing tail is always local. Called by the scheduler (grow, shrink) and the engine (commit a move).
+A block keeps its index: what moves, is lost or comes back is replaced in place, and only the end
+grows, here. Called by the scheduler's books (`engine.sequence_blocks`) and read by the runner.
 """
 
+import sys
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
+
+# In place of a block id.
+_REMOTE, _HOLE = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,60 +30,155 @@ class RemoteSpan:
     num_blocks: int
 
 
-@dataclass(slots=True)
+class Context(NamedTuple):
+    """What the queries of one chunk attend to: all blocks up to the chunk's end."""
+
+    local: Sequence[int]
+    num_remote_tokens: int
+    remote: Sequence[RemoteSpan]
+
+
 class BlockTable:
-    """The ordered spans of one sequence."""
+    """Local blocks, remote spans and holes of one sequence, in its order.
 
-    block_size: int
-    remote: list[RemoteSpan] = field(default_factory=list)
-    local: list[int] = field(default_factory=list)
-    num_remote_blocks: int = 0
-    """The sum over `remote`, kept because every token of every step asks for it."""
+    `local` and `remote` are kept beside it, because every step asks for them.
+    """
 
-    @property
-    def num_remote_tokens(self) -> int:
-        return self.num_remote_blocks * self.block_size
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.local: list[int] = []
+        self.remote: list[RemoteSpan] = []
+        self._starts: list[int] = []  # the first block of each span in `remote`
+        self._blocks: list[int] = []
+        self._num_holes = 0
+        self._refresh()
 
     @property
     def num_blocks(self) -> int:
-        return self.num_remote_blocks + len(self.local)
+        """Holes included."""
+        return len(self._blocks)
+
+    @property
+    def first_absent(self) -> int:
+        """The index of the next block to be written: in the first hole, else at the end."""
+        return self._blocks.index(_HOLE) if self._num_holes else len(self._blocks)
 
     def blocks_to_reach(self, num_tokens: int) -> int:
-        """How many more blocks a sequence of `num_tokens` tokens needs."""
-        return max(0, -(-num_tokens // self.block_size) - self.num_blocks)
+        """How many more blocks a sequence of `num_tokens` tokens needs, those of holes included."""
+        missing = -(-num_tokens // self.block_size) - len(self._blocks)
+        return max(0, missing) + self._num_holes
 
-    def num_movable(self, num_computed: int) -> int:
-        """Local blocks that are full, hence immutable, when `num_computed` tokens have their KV."""
-        return max(0, num_computed // self.block_size - self.num_remote_blocks)
+    def slot(self, position: int) -> int:
+        """The storage slot of the token at `position`; it must be local."""
+        size = self.block_size
+        return self.block_id(position // size) * size + position % size
+
+    def block_id(self, index: int) -> int:
+        """The id of the sequence's block `index`; it must be local."""
+        block_id = self._blocks[index]
+        if block_id < 0:
+            raise IndexError(f"block {index} is not local")
+        return block_id
+
+    def local_run(self, start: int, stop: int) -> range:
+        """The oldest local blocks from `start` on, and below `stop`, that follow each other."""
+        if start > self._first_local:
+            return self._find_run(start, stop)
+        return range(self._first_local, max(self._first_local, min(stop, self._first_run_stop)))
+
+    def context(self, num_tokens: int) -> Context:
+        """What a chunk attends to that ends with the sequence's token `num_tokens`."""
+        stop = -(-num_tokens // self.block_size)
+        if stop >= len(self._blocks) and not self._num_holes:
+            return self._whole
+        blocks = self._blocks[:stop]
+        if _HOLE in blocks:
+            raise ValueError(f"the first {stop} blocks have a hole")
+        local = [block_id for block_id in blocks if block_id >= 0]
+        num_remote_tokens = (stop - len(local)) * self.block_size
+        return Context(local, num_remote_tokens, self.remote[: bisect_left(self._starts, stop)])
+
+    # -- changes ----------------------------------------------------------------------------------
 
     def append(self, block_ids: Sequence[int]) -> None:
+        """Grow at the end."""
+        self._blocks.extend(block_ids)
         self.local.extend(block_ids)
 
     def attach(self, spans: Sequence[RemoteSpan]) -> None:
         """Begin with what creditors hold already; the table must not have local blocks yet."""
         if self.local:
             raise ValueError("remote spans come before local blocks")
-        self.remote.extend(spans)
-        self.num_remote_blocks += sum(span.num_blocks for span in spans)
+        for span in spans:
+            first = len(self._blocks)
+            self._blocks.extend([_REMOTE] * span.num_blocks)
+            self._add(span, first)
+        self._refresh()
 
-    def slot(self, position: int) -> int:
-        """The storage slot of the token at `position`; it must be local."""
-        block, offset = divmod(position - self.num_remote_tokens, self.block_size)
-        if block < 0:
-            raise IndexError(f"position {position} is not local")
-        return self.local[block] * self.block_size + offset
-
-    def commit_move(self, span: RemoteSpan) -> list[int]:
-        """The oldest `span.num_blocks` local blocks lie on the creditor now; returns their ids."""
-        moved, self.local = self.local[: span.num_blocks], self.local[span.num_blocks :]
-        if len(moved) != span.num_blocks:
-            raise ValueError(f"only {len(moved)} local blocks, cannot commit {span.num_blocks}")
-        self.remote.append(span)
-        self.num_remote_blocks += span.num_blocks
+    def commit_move(self, first: int, span: RemoteSpan) -> list[int]:
+        """The local blocks from `first` on lie on the creditor now; returns their ids."""
+        moved = self._blocks[first : first + span.num_blocks]
+        num_local = sum(block_id >= 0 for block_id in moved)
+        if num_local < span.num_blocks:
+            raise ValueError(f"only {num_local} local blocks, cannot commit {span.num_blocks}")
+        self._add(span, first)
+        self._replace(first, [_REMOTE] * span.num_blocks)
         return moved
+
+    def take_back(self, span: RemoteSpan, block_ids: Sequence[int]) -> None:
+        """What the span held lies in these local blocks now."""
+        if len(block_ids) != span.num_blocks:
+            raise ValueError(f"{len(block_ids)} blocks in place of {span.num_blocks}")
+        self._replace(self._remove(span), block_ids)
+
+    def lose(self, span: RemoteSpan) -> range:
+        """A hole is where the span was; returns the indices of its blocks."""
+        first = self._remove(span)
+        self._replace(first, [_HOLE] * span.num_blocks)
+        return range(first, first + span.num_blocks)
+
+    def fill(self, block_ids: Sequence[int]) -> None:
+        """Put local blocks into the first hole, from its beginning; they must fit into it."""
+        first = self.first_absent
+        if self._blocks[first : first + len(block_ids)] != [_HOLE] * len(block_ids):
+            raise ValueError(f"the hole at block {first} has less than {len(block_ids)} blocks")
+        self._replace(first, block_ids)
 
     def clear(self) -> tuple[list[int], list[RemoteSpan]]:
         """Empty the table; returns what the caller must free here and release elsewhere."""
         local, remote = self.local, self.remote
-        self.local, self.remote, self.num_remote_blocks = [], [], 0
+        self.remote, self._starts, self._blocks = [], [], []
+        self._refresh()
         return local, remote
+
+    def _add(self, span: RemoteSpan, first: int) -> None:
+        index = bisect_left(self._starts, first)
+        self._starts.insert(index, first)
+        self.remote.insert(index, span)
+
+    def _remove(self, span: RemoteSpan) -> int:
+        index = self.remote.index(span)
+        del self.remote[index]
+        return self._starts.pop(index)
+
+    def _replace(self, first: int, blocks: Sequence[int]) -> None:
+        self._blocks[first : first + len(blocks)] = blocks
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Keep what every step needs; `append` alone leaves it true."""
+        self.local = [block_id for block_id in self._blocks if block_id >= 0]
+        self._num_holes = self._blocks.count(_HOLE)
+        num_remote_blocks = len(self._blocks) - len(self.local) - self._num_holes
+        self._whole = Context(self.local, num_remote_blocks * self.block_size, self.remote)
+        run = self._find_run(0, len(self._blocks))
+        self._first_local = run.start
+        is_at_end = run.stop == len(self._blocks)
+        self._first_run_stop = sys.maxsize if is_at_end else run.stop
+
+    def _find_run(self, start: int, stop: int) -> range:
+        stop = min(stop, len(self._blocks))
+        blocks = self._blocks
+        first = next((index for index in range(start, stop) if blocks[index] >= 0), stop)
+        last = next((index for index in range(first, stop) if blocks[index] < 0), stop)
+        return range(first, last)

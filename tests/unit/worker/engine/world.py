@@ -103,9 +103,8 @@ class World:
         assert len(self.scheduler.running) <= self.scheduler.config.max_running
         assert all(not seq.table.num_blocks for seq in self.scheduler.waiting)
         for item in plan.items:
-            end = item.sequence.num_computed + item.num_tokens
-            assert end <= item.sequence.num_tokens
-            for position in range(item.sequence.num_computed, end):
+            assert item.end <= item.sequence.num_tokens
+            for position in range(item.start, item.end):
                 item.sequence.table.slot(position)
 
     def check_writers(self, plan: Schedule) -> None:
@@ -114,8 +113,8 @@ class World:
             block
             for item in plan.items
             for block in {
-                item.sequence.table.slot(item.sequence.num_computed + offset) // BLOCK
-                for offset in range(item.num_tokens)
+                item.sequence.table.slot(position) // BLOCK
+                for position in range(item.start, item.end)
             }
         ]
         assert len(set(written)) == len(written)

@@ -59,7 +59,7 @@ class PretendRunner:
         time.sleep(self.step_s)
         for item in plan.items:
             seq = item.sequence
-            for position in range(seq.num_computed, seq.num_computed + item.num_tokens):
+            for position in range(item.start, item.end):
                 block, offset = divmod(seq.table.slot(position), BLOCK)
                 self._storage.pool[block, :, :, :, offset] = float(seq.token_ids[position])
         return {item.sequence.req_id: 7 for item in plan.items if item.samples}
