@@ -4,6 +4,7 @@ The pure modules (`placement_map`, `perf_model`, `policy`) speak these; `convert
 from and to the protos, which say what each field means.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +26,14 @@ class PerfConstants:
     row_bytes: int = 0
 
 
+class BlockFormat(NamedTuple):
+    """Where it is the same, a block means the same: one model, one block layout."""
+
+    model: str
+    block_size: int
+    block_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
     inst_id: InstId
@@ -37,14 +46,12 @@ class InstanceInfo:
     block_bytes: int
     max_model_len: int
     perf: PerfConstants
+    node: str
+    max_lent_blocks: int
 
-    def can_hold_blocks_of(self, other: "InstanceInfo") -> bool:
-        """Whether a block means the same on both: one model, one block layout."""
-        return (self.model, self.block_size, self.block_bytes) == (
-            other.model,
-            other.block_size,
-            other.block_bytes,
-        )
+    @property
+    def block_format(self) -> BlockFormat:
+        return BlockFormat(self.model, self.block_size, self.block_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,7 @@ class InstanceLoad:
     tokens_per_s: float = 0.0
     running_tokens: int = 0
     draining: bool = False
+    waiting_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +119,14 @@ class Cluster:
 
     instances: tuple[Instance, ...] = ()
     entries: tuple[PlacementEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementView:
+    """The map as a plan reads it, without a copy: true until the next change of the map."""
+
+    instances: tuple[Instance, ...]
+    #: The rows of each holder.
+    rows: Mapping[InstId, Mapping[ReqId, PlacementEntry]]
+    #: Those of them that lend.
+    lent: Collection[PlacementEntry]

@@ -20,6 +20,18 @@ class GManagerConfig:
     batch_threshold: int = 8
     #: U_thres of Algorithm 1: the share of its memory up to which an instance lends.
     utilisation_threshold: float = 0.8
+    #: A move must raise the throughput of those who take part by more than this share of it.
+    min_gain: float = 0.01
+    #: A source is left alone for so long after a move, whatever came of it.
+    cool_down_s: float = 5.0
+    #: Moves that are under way at once from one instance, and to one.
+    max_moves_per_source: int = 4
+    max_moves_per_destination: int = 4
+    #: What a link between nodes is at best; within one, instances measure it themselves.
+    other_node_round_trip_s: float = 0.0001
+    other_node_bytes_per_s: float = 1.25e9
+    #: Plans and records, but moves nothing.
+    planner_dry_run: bool = False
     #: False plans nothing and names no creditors: every instance on its own.
     pooling: bool = True
     #: Port of the Prometheus endpoint; 0 serves none.
@@ -38,6 +50,12 @@ class GManagerConfig:
         )
         _require(self.batch_threshold >= 0, "BATCH_THRESHOLD", "at least 0")
         _require(0 <= self.utilisation_threshold <= 1, "UTILISATION_THRESHOLD", "from 0 to 1")
+        _require(self.min_gain >= 0, "MIN_GAIN", "at least 0")
+        _require(self.cool_down_s >= 0, "COOL_DOWN_S", "at least 0")
+        for name in ("max_moves_per_source", "max_moves_per_destination"):
+            _require(getattr(self, name) >= 1, name.upper(), "at least 1")
+        _require(self.other_node_round_trip_s >= 0, "OTHER_NODE_ROUND_TRIP_S", "at least 0")
+        _require(self.other_node_bytes_per_s > 0, "OTHER_NODE_BYTES_PER_S", "above 0")
         _require(0 <= self.metrics_port <= 65535, "METRICS_PORT", "from 0 to 65535")
 
 

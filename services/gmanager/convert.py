@@ -36,6 +36,10 @@ def info_from_proto(proto: types_pb2.InstanceInfo) -> InstanceInfo:
         block_bytes=proto.block_bytes,
         max_model_len=proto.max_model_len,
         perf=_perf_from_proto(proto.perf),
+        node=proto.node,
+        max_lent_blocks=(
+            proto.max_lent_blocks if proto.HasField("max_lent_blocks") else proto.num_blocks
+        ),
     )
 
 
@@ -73,6 +77,8 @@ def info_to_proto(info: InstanceInfo) -> types_pb2.InstanceInfo:
         num_blocks=info.num_blocks,
         block_bytes=info.block_bytes,
         max_model_len=info.max_model_len,
+        node=info.node,
+        max_lent_blocks=info.max_lent_blocks,
         perf=types_pb2.PerfConstants(
             non_attention=[
                 types_pb2.BatchPoint(batch=int(point.batch), step_s=point.step_s)
@@ -98,6 +104,7 @@ def load_from_proto(proto: types_pb2.InstanceLoad) -> InstanceLoad:
         tokens_per_s=proto.tokens_per_s,
         running_tokens=proto.running_tokens,
         draining=proto.draining,
+        waiting_sizes=tuple(proto.waiting_sizes),
     )
 
 
@@ -112,6 +119,7 @@ def load_to_proto(load: InstanceLoad) -> types_pb2.InstanceLoad:
         tokens_per_s=load.tokens_per_s,
         running_tokens=load.running_tokens,
         draining=load.draining,
+        waiting_sizes=load.waiting_sizes,
     )
 
 

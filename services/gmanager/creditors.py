@@ -9,24 +9,20 @@ from services.gmanager.cluster import Instance
 
 
 def rank_creditors(instances: Iterable[Instance], debtor: Instance) -> list[Instance]:
-    """Same host first, since its link is the shortest, then the most free blocks."""
+    """Same node first, since its link is the shortest, then the most free blocks."""
     able = [
         instance
         for instance in instances
         if instance.inst_id != debtor.inst_id
         and instance.load.free_blocks > 0
         and not instance.load.draining
-        and instance.info.can_hold_blocks_of(debtor.info)
+        and instance.info.block_format == debtor.info.block_format
     ]
     return sorted(
         able,
         key=lambda instance: (
-            _host(instance) != _host(debtor),
+            instance.info.node != debtor.info.node,
             -instance.load.free_blocks,
             instance.inst_id,
         ),
     )
-
-
-def _host(instance: Instance) -> str:
-    return instance.info.control_address.rpartition(":")[0]

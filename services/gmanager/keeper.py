@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from services.common.ids import Incarnation, InstId
-from services.gmanager.cluster import Cluster, Heartbeat, Instance, InstanceInfo
+from services.gmanager.cluster import Cluster, Heartbeat, Instance, InstanceInfo, PlacementView
 from services.gmanager.placement_map import Delta, HeartbeatOutcome, PlacementMap
 
 _log = logging.getLogger(__name__)
@@ -60,3 +60,6 @@ class MapKeeper:
 
     def cluster(self) -> Cluster:
         return self._map.cluster()
+
+    def view(self) -> PlacementView:
+        return self._map.view()

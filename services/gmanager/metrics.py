@@ -1,8 +1,10 @@
 """What the gManager tells Prometheus. Built in `__main__`; counted by server, planner and store."""
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.gmanager.cluster import Cluster
+from services.gmanager.cluster import Instance
 
 _PREFIX = "infinite_llm_gmanager"
 _PLAN_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -29,8 +31,8 @@ class GManagerMetrics:
             f"{_PREFIX}_redis_up", "1 while Redis takes the map", registry=registry
         )
 
-    def observe(self, cluster: Cluster) -> None:
-        loads = [instance.load for instance in cluster.instances]
+    def observe(self, instances: Collection[Instance]) -> None:
+        loads = [instance.load for instance in instances]
         self.instances.set(len(loads))
         self.blocks.labels("free").set(sum(load.free_blocks for load in loads))
         self.blocks.labels("lent").set(sum(load.lent_blocks for load in loads))

@@ -8,10 +8,19 @@ We measure W/f as a curve and 1/g as a constant, both for all layers together, s
 takes n_layers * T_lyr, and add what the paper leaves out: the link to the creditors.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from services.gmanager.cluster import BatchPoint, Instance, PerfConstants
+import numpy as np
+from numpy.typing import NDArray
+
+from services.gmanager.cluster import BatchPoint, Instance, InstanceLoad, PerfConstants
+
+#: No plan lets more waiting requests in at once; what a report says beyond is not laid out.
+MAX_WAITING = 1024
+#: Beyond any that a report can name.
+_FAR_BATCH = 2.0**33
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,75 +34,71 @@ class OperatingPoint:
     #: sum_r S^r over the tokens that this instance attends to: its own here, and what it took in.
     attended_tokens: int
     free_blocks: int
-    waiting: int
-    #: What all of them need to start; each counts as the average, in exact integers.
-    waiting_blocks: int
-    #: Calls to creditors per layer, and the query rows in them.
-    num_creditors: int
-    num_remote_rows: int
+    #: How many free blocks let the first 0, 1, 2 ... of the waiting requests in; rising.
+    blocks_to_admit: tuple[int, ...] = (0,)
+    #: What the calls to creditors add to a step.
+    link_s: float = 0.0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.blocks_to_admit) - 1
 
     @property
     def admitted(self) -> int:
         """The waiting requests that the free memory lets into the batch."""
-        if not self.waiting:
-            return 0
-        return min(self.waiting, self.free_blocks * self.waiting // self.waiting_blocks)
-
-    def blocks_to_admit(self, num_requests: int) -> int:
-        """The fewest free blocks with which so many of the waiting are admitted."""
-        return -(-num_requests * self.waiting_blocks // self.waiting) if num_requests else 0
+        return max(0, bisect_right(self.blocks_to_admit, self.free_blocks) - 1)
 
     @property
     def batch(self) -> int:
         return self.running + self.admitted  # beta
 
     @property
-    def step_s(self) -> float:
-        new_tokens = self.blocks_to_admit(self.admitted) * self.block_size
+    def non_attention_s(self) -> float:
+        return non_attention_s(self.perf.non_attention, self.batch)  # n_layers * W(beta)/f(beta)
+
+    @property
+    def attention_s(self) -> float:
+        new_tokens = self.blocks_to_admit[self.admitted] * self.block_size
         # A stale report may know less tokens than were moved.
         tokens = max(0, self.attended_tokens + new_tokens)
-        return (
-            non_attention_s(self.perf.non_attention, self.batch)  # n_layers * W(beta)/f(beta)
-            + tokens * self.perf.attention_s_per_token  # n_layers * S/g
-            + self._link_s
-        )
+        return tokens * self.perf.attention_s_per_token  # n_layers * S/g
+
+    @property
+    def step_s(self) -> float:
+        return self.non_attention_s + self.attention_s + self.link_s
 
     @property
     def tokens_per_s(self) -> float:
-        return self.batch / self.step_s if self.batch else 0.0  # TPS
+        return self.batch / self.step_s  # TPS
 
-    @property
-    def _link_s(self) -> float:
-        if not self.num_creditors:
-            return 0.0
-        perf = self.perf
-        bytes_s = perf.row_bytes / perf.link_bytes_per_s if perf.link_bytes_per_s else 0.0
-        per_layer_s = self.num_creditors * perf.link_round_trip_s + self.num_remote_rows * bytes_s
-        return perf.num_layers * per_layer_s
-
-    def lend_out(self, num_blocks: int, new_creditors: int, new_rows: int) -> "OperatingPoint":
+    def lend_out(self, num_blocks: int, link_s: float = 0.0) -> "OperatingPoint":
         """The debtor after the move: T_lyr - K^d/g plus the link, with room for K^d more tokens."""
         return replace(
             self,
             attended_tokens=self.attended_tokens - num_blocks * self.block_size,
             free_blocks=self.free_blocks + num_blocks,
-            num_creditors=self.num_creditors + new_creditors,
-            num_remote_rows=self.num_remote_rows + new_rows,
+            link_s=self.link_s + link_s,
         )
 
     def take_in(self, num_blocks: int) -> "OperatingPoint":
         """The creditor after the move: T_lyr + K^c/g, and past its spare room a smaller batch."""
-        return replace(
-            self,
-            attended_tokens=self.attended_tokens + num_blocks * self.block_size,
-            free_blocks=self.free_blocks - num_blocks,
-        )
+        return self.lend_out(-num_blocks)
+
+    def tokens_per_s_lending(self, num_blocks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`lend_out(k).tokens_per_s` for many k at once; below zero it takes in."""
+        to_admit = np.asarray(self.blocks_to_admit)
+        admitted = np.searchsorted(to_admit, self.free_blocks + num_blocks, "right") - 1
+        np.maximum(admitted, 0, out=admitted)
+        batch = self.running + admitted
+        blocks = to_admit[admitted] - num_blocks
+        tokens = np.maximum(0, self.attended_tokens + blocks * self.block_size)
+        batches, steps_s = zip(*_extended(self.perf.non_attention), strict=True)
+        step_s = np.interp(batch, batches, steps_s) + tokens * self.perf.attention_s_per_token
+        return np.asarray(batch / (step_s + self.link_s), dtype=np.float64)
 
 
-def operating_point(
-    instance: Instance, num_creditors: int = 0, num_remote_rows: int = 0
-) -> OperatingPoint:
-    """The instance as its last heartbeat describes it, with the loans that the rows show."""
+def operating_point(instance: Instance, link_s: float = 0.0) -> OperatingPoint:
+    """The instance as its last heartbeat describes it."""
     info, load = instance.info, instance.load
     moved_tokens = (load.lent_blocks - load.borrowed_blocks) * info.block_size
     return OperatingPoint(
@@ -102,28 +107,41 @@ def operating_point(
         running=load.running,
         attended_tokens=load.running_tokens + moved_tokens,
         free_blocks=load.free_blocks,
-        waiting=load.waiting,
-        # A request that says nothing of its size still needs a block.
-        waiting_blocks=max(load.waiting, load.waiting_blocks),
-        num_creditors=num_creditors,
-        num_remote_rows=num_remote_rows,
+        blocks_to_admit=_blocks_to_admit(load),
+        link_s=link_s,
     )
 
 
-def non_attention_s(curve: tuple[BatchPoint, ...], batch: float) -> float:
-    """W(beta)/f(beta): linear between the measured points.
+def _blocks_to_admit(load: InstanceLoad) -> tuple[int, ...]:
+    """The sizes that are known one after the other; the others count as their average."""
+    if not load.waiting:
+        return (0,)
+    # A request that says nothing of its size still needs a block.
+    sizes = [max(1, size) for size in load.waiting_sizes[: min(load.waiting, MAX_WAITING)]]
+    known, others = sum(sizes), load.waiting - len(sizes)
+    rest = max(others, load.waiting_blocks - known)
+    numbers = range(1, min(load.waiting, MAX_WAITING) - len(sizes) + 1)
+    return (*accumulate(sizes, initial=0), *(known - (-n * rest // others) for n in numbers))
 
-    Below the first point the weights have to be read all the same: constant. Beyond the last the
-    slope of the last stretch goes on, and with one point alone time grows with the batch.
+
+def non_attention_s(curve: tuple[BatchPoint, ...], batch: float) -> float:
+    """W(beta)/f(beta): linear between the measured points, and constant below the first.
+
+    There the weights have to be read all the same. Beyond the last the slope of the last stretch
+    goes on, and with one point alone time grows with the batch.
     """
     if batch <= curve[0].batch:
         return curve[0].step_s
-    if len(curve) == 1:
-        return curve[0].step_s * batch / curve[0].batch
-    right = min(bisect_left(curve, batch, key=lambda point: point.batch), len(curve) - 1)
+    curve = _extended(curve)
+    right = bisect_left(curve, batch, key=lambda point: point.batch)
     (batch_0, step_0_s), (batch_1, step_1_s) = curve[right - 1], curve[right]
-    slope_s = (step_1_s - step_0_s) / (batch_1 - batch_0)
-    if batch > batch_1:
-        # Noise in the last two points must not make ever larger batches ever faster.
-        return step_1_s + max(0.0, slope_s) * (batch - batch_1)
-    return step_0_s + slope_s * (batch - batch_0)
+    return step_0_s + (step_1_s - step_0_s) / (batch_1 - batch_0) * (batch - batch_0)
+
+
+def _extended(curve: tuple[BatchPoint, ...]) -> tuple[BatchPoint, ...]:
+    last = curve[-1]
+    first = curve[-2] if len(curve) > 1 else BatchPoint(0, 0.0)
+    slope_s = (last.step_s - first.step_s) / (last.batch - first.batch)
+    # Noise in the last two points must not make ever larger batches ever faster.
+    far_s = last.step_s + max(0.0, slope_s) * (_FAR_BATCH - last.batch)
+    return (*curve, BatchPoint(_FAR_BATCH, far_s))

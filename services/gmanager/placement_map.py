@@ -16,6 +16,7 @@ from services.gmanager.cluster import (
     InstanceInfo,
     InstanceLoad,
     PlacementEntry,
+    PlacementView,
     RowKey,
 )
 
@@ -40,6 +41,8 @@ class PlacementMap:
         self._instances: dict[InstId, Instance] = {}
         # Every instance here has its dictionary there, empty or not.
         self._rows: dict[InstId, dict[ReqId, PlacementEntry]] = {}
+        # Of the rows those that lend; few, so that a plan need not look through all.
+        self._lent: dict[RowKey, PlacementEntry] = {}
 
     def restore(self, cluster: Cluster, now_s: float) -> None:
         """Takes over what an earlier process knew. Each instance must confirm by a full report."""
@@ -48,7 +51,7 @@ class PlacementMap:
             self._rows[instance.inst_id] = {}
         for entry in cluster.entries:
             if entry.inst_id in self._rows:
-                self._rows[entry.inst_id][entry.req_id] = entry
+                self._put(entry)
 
     def register(self, info: InstanceInfo, now_s: float) -> Delta:
         """A new incarnation replaces the old one with all its rows; the same one keeps them."""
@@ -115,6 +118,9 @@ class PlacementMap:
         rows = (row for rows in self._rows.values() for row in rows.values())
         return Cluster(self.instances(), tuple(sorted(rows, key=lambda row: row.key)))
 
+    def view(self) -> PlacementView:
+        return PlacementView(self.instances(), self._rows, self._lent.values())
+
     def _apply_entries(self, heartbeat: Heartbeat) -> frozenset[RowKey]:
         rows = self._rows[heartbeat.inst_id]
         entries: Iterable[PlacementEntry] = heartbeat.entries
@@ -122,7 +128,20 @@ class PlacementMap:
             reported = {entry.req_id for entry in entries}
             gone = [replace(rows[r], num_blocks=0) for r in rows if r not in reported]
             entries = (*gone, *entries)
-        return frozenset(entry.key for entry in entries if _put(rows, entry))
+        return frozenset(entry.key for entry in entries if self._put(entry))
+
+    def _put(self, entry: PlacementEntry) -> bool:
+        """Stores or, at zero blocks, removes the row; False where that changes nothing."""
+        rows, key = self._rows[entry.inst_id], entry.key
+        if rows.get(entry.req_id) == entry:
+            return False
+        self._lent.pop(key, None)
+        if entry.num_blocks == 0:
+            return rows.pop(entry.req_id, None) is not None
+        rows[entry.req_id] = entry
+        if not entry.local:
+            self._lent[key] = entry
+        return True
 
     def _drop(self, inst_id: InstId) -> Delta:
         rows = self._drop_rows(inst_id)
@@ -133,17 +152,9 @@ class PlacementMap:
         rows = self._rows.get(inst_id, {})
         keys = frozenset(row.key for row in rows.values())
         rows.clear()
+        for key in keys & self._lent.keys():
+            del self._lent[key]
         return keys
-
-
-def _put(rows: dict[ReqId, PlacementEntry], entry: PlacementEntry) -> bool:
-    """Stores or, at zero blocks, removes the row; False where that changes nothing."""
-    if entry.num_blocks == 0:
-        return rows.pop(entry.req_id, None) is not None
-    if rows.get(entry.req_id) == entry:
-        return False
-    rows[entry.req_id] = entry
-    return True
 
 
 def _check(heartbeat: Heartbeat, info: InstanceInfo) -> None:

@@ -7,20 +7,19 @@ destination of a move have the last word, and what came of it shows in later hea
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
 
 from services.common.errors import InfiniteLLMError
-from services.common.ids import ReqId, Term
-from services.gmanager.cluster import InstanceInfo
+from services.common.ids import Term
+from services.gmanager.board import Move, Rules
+from services.gmanager.cluster import InstanceInfo, PlacementView, RowKey
 from services.gmanager.config import GManagerConfig
 from services.gmanager.keeper import MapKeeper
 from services.gmanager.metrics import GManagerMetrics
-from services.gmanager.policy import Move, Thresholds, plan_moves
-
-#: A request that was told to move is left alone for so long, whatever the answer was: an accepted
-#: move needs the time to show in heartbeats, and a refused one would be refused again at once.
-COOL_DOWN_S = 5.0
+from services.gmanager.policy import Verdict, plan
+from services.gmanager.under_way import UnderWay
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +58,12 @@ class Planner:
     ) -> None:
         """`term`: in which moves may be ordered now; None while this gManager must not plan."""
         self._config = config
-        self._thresholds = Thresholds(config.batch_threshold, config.utilisation_threshold)
+        self._rules = _rules(config)
         self._keeper = keeper
         self._metrics = metrics
         self._issue_move = issue_move
         self._term = term
-        self._busy_until_s: dict[ReqId, float] = {}
+        self._under_way = UnderWay(config.cool_down_s)
         self.moves_issued = 0
 
     async def run(self) -> None:
@@ -78,45 +77,59 @@ class Planner:
 
     async def run_once(self) -> None:
         self._keeper.expire(self._config.instance_timeout_s)
-        self._metrics.observe(self._keeper.cluster())
+        view = self._keeper.view()
+        self._metrics.observe(view.instances)
         term = self._term()
         if not self._config.pooling or term is None:
             return
         async with asyncio.TaskGroup() as group:
-            for order in self._plan(term):
+            for order in self._plan(view, term):
                 group.create_task(self._issue(order))
 
-    def _plan(self, term: Term) -> list[MoveOrder]:
-        now_s = self._keeper.clock()
-        self._busy_until_s = {r: t for r, t in self._busy_until_s.items() if t > now_s}
-        cluster = self._keeper.cluster()
-        start_s = perf_counter()
-        moves = plan_moves(cluster, self._thresholds, self._busy_until_s.keys())
+    def _plan(self, view: PlacementView, term: Term) -> list[MoveOrder]:
+        start_s, now_s = perf_counter(), self._keeper.clock()
+        self._under_way.refresh(partial(_held_blocks, view), now_s)
+        decisions = plan(view, self._rules, self._under_way.moves, self._under_way.resting)
         self._metrics.plan_s.observe(perf_counter() - start_s)
-        infos = {instance.inst_id: instance.info for instance in cluster.instances}
+        moves = [m for d in decisions if d.verdict is Verdict.MOVE for m in d.moves]
+        for move in moves:
+            key = RowKey(move.req_id, move.destination)
+            self._under_way.add(move, _held_blocks(view, key), now_s)
+        infos = {instance.inst_id: instance.info for instance in view.instances}
         return [
             MoveOrder(move, infos[move.source], infos[move.destination], term) for move in moves
         ]
 
     async def _issue(self, order: MoveOrder) -> None:
-        move = order.move
-        self._busy_until_s[move.req_id] = self._keeper.clock() + COOL_DOWN_S
-        self.moves_issued += 1
+        outcome, reason = "dry run", ""
+        if not self._config.planner_dry_run:
+            self.moves_issued += 1
+            outcome, reason = await self._ask_source(order)
+        if outcome != "accepted":
+            self._under_way.end(order.move)
+        self._metrics.moves.labels(outcome).inc()
+        _log.info("move %s", outcome, extra={**asdict(order.move), "reason": reason})
+
+    async def _ask_source(self, order: MoveOrder) -> tuple[str, str]:
         try:
             answer = await self._issue_move(order)
         except InfiniteLLMError as error:
-            outcome, reason = "failed", error.message
-        else:
-            outcome, reason = "accepted" if answer.accepted else "refused", answer.reason
-        self._metrics.moves.labels(outcome).inc()
-        _log.info(
-            "move %s",
-            outcome,
-            extra={
-                "req_id": move.req_id,
-                "num_blocks": move.num_blocks,
-                "source": move.source,
-                "destination": move.destination,
-                "reason": reason,
-            },
-        )
+            return "failed", error.message
+        return "accepted" if answer.accepted else "refused", answer.reason
+
+
+def _held_blocks(view: PlacementView, key: RowKey) -> int:
+    row = view.rows.get(key.inst_id, {}).get(key.req_id)
+    return row.num_blocks if row else 0
+
+
+def _rules(config: GManagerConfig) -> Rules:
+    return Rules(
+        batch_threshold=config.batch_threshold,
+        utilisation_threshold=config.utilisation_threshold,
+        min_gain=config.min_gain,
+        max_moves_per_source=config.max_moves_per_source,
+        max_moves_per_destination=config.max_moves_per_destination,
+        other_node_round_trip_s=config.other_node_round_trip_s,
+        other_node_bytes_per_s=config.other_node_bytes_per_s,
+    )

@@ -1,185 +1,172 @@
 """Algorithm 1 of the paper: pairs debtors with creditors, greedily by modelled throughput.
 
 Pure and deterministic; called by `planner` every planning period. The numbers beside the code are
-the lines of the algorithm as design 2.2 gives it.
+the lines of the algorithm as design 2.2 gives it. Every debtor gets a decision, also where nothing
+moves: `audit` keeps them.
 """
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+import numpy as np
 
 from services.common.ids import InstId, ReqId
-from services.gmanager.cluster import Cluster, PlacementEntry
-from services.gmanager.perf_model import OperatingPoint, operating_point
+from services.gmanager.board import Board, Move, Rules
+from services.gmanager.cluster import PlacementEntry, PlacementView
+from services.gmanager.perf_model import OperatingPoint
 
-#: A gain below this share of the pair's throughput is noise, and a copy is not free.
-MIN_GAIN = 0.01
-#: Candidates evaluated per pair; beyond, they are thinned out evenly.
-MAX_CANDIDATES = 64
+
+class Verdict(StrEnum):
+    """Why blocks of a debtor are moved, or are not."""
+
+    MOVE = "more throughput"
+    RESTING = "moved recently"
+    LENDS = "takes blocks in"
+    NOTHING_TO_MOVE = "no request has a full block here"
+    NO_CREDITOR = "nobody has room"
+    TOO_LITTLE_ROOM = "no room for a whole request"
+    NO_GAIN = "no more throughput"
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
-    batch: int  # beta_thres
-    utilisation: float  # U_thres
+class Change:
+    """One instance before and after the moves of a decision."""
+
+    inst_id: InstId
+    before: OperatingPoint
+    after: OperatingPoint
+
+    @property
+    def gain_tokens_per_s(self) -> float:
+        return self.after.tokens_per_s - self.before.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    req_id: ReqId
-    num_blocks: int
-    source: InstId
-    destination: InstId
+class Decision:
+    """What was decided about one debtor. The moves were only weighed unless the verdict is MOVE."""
+
+    debtor: InstId
+    verdict: Verdict
+    req_id: ReqId | None = None
+    moves: tuple[Move, ...] = ()
+    #: The debtor, and every creditor of `moves`.
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def gain_tokens_per_s(self) -> float:
+        return sum(change.gain_tokens_per_s for change in self.changes)
 
 
-def plan_moves(
-    cluster: Cluster, thresholds: Thresholds, busy: Set[ReqId] = frozenset()
-) -> list[Move]:
-    """Owners of busy requests are left alone: what they report is about to change."""
-    board = _Board(cluster, thresholds, busy)
-    points, moves = board.points, list[Move]()
+def plan(
+    view: PlacementView,
+    rules: Rules,
+    under_way: Collection[Move] = (),
+    resting: Set[InstId] = frozenset(),
+) -> list[Decision]:
+    """`resting`: owners that are left alone, since what they report is about to change."""
+    board = Board(view, rules, under_way)
+    decisions: list[Decision] = []
     for debtor in board.debtors():  # 1, 3
-        request = board.longest_request(debtor)  # 4
-        if request is None or any(move.destination == debtor for move in moves):
-            continue
-        block_max = request.num_blocks - 1  # the tail block still grows
-        trial, pending = dict(points), list[Move]()
-        for creditor in board.creditors(debtor, points, moves):  # 2, 5
-            pair = _Pair(trial[debtor], trial[creditor], *board.new_links(request, creditor))
-            candidates = pair.candidates(min(block_max, board.room(creditor, points)))
-            num_blocks = max(candidates, key=pair.tokens_per_s, default=0)  # 6
-            if not num_blocks:
-                break
-            trial[debtor], trial[creditor] = pair.after(num_blocks)
-            pending.append(Move(request.req_id, num_blocks, debtor, creditor))
-            block_max -= num_blocks
-            if trial[debtor].admitted == points[debtor].admitted:
-                continue  # room for a part of a request: of use if the next creditor adds the rest
-            if _gain(points, trial, pending) <= 0:  # 7
-                break
-            points, moves, pending = dict(trial), moves + pending, []  # 8
-    return moves
+        decision = _decide(board, debtor, debtor in resting)
+        if decision.verdict is Verdict.MOVE:
+            for move, change in zip(decision.moves, decision.changes[1:], strict=True):
+                board.commit(move, change.after)  # 8
+        decisions.append(decision)
+    return decisions
 
 
-def _gain(
-    before: dict[InstId, OperatingPoint], after: dict[InstId, OperatingPoint], moves: list[Move]
-) -> float:
-    """Tokens per second that the moves bring to those who take part, beyond noise."""
-    touched = {move.source for move in moves} | {move.destination for move in moves}
-    before_tps = sum(before[inst_id].tokens_per_s for inst_id in touched)
-    return sum(after[inst_id].tokens_per_s for inst_id in touched) - (1 + MIN_GAIN) * before_tps
+def _decide(board: Board, debtor: InstId, is_resting: bool) -> Decision:
+    if is_resting:
+        return Decision(debtor, Verdict.RESTING)
+    if board.is_lending(debtor):
+        return Decision(debtor, Verdict.LENDS)
+    request = board.longest_request(debtor)  # 4
+    if request is None or request.num_blocks == 1:
+        return Decision(debtor, Verdict.NOTHING_TO_MOVE)
+    search = _Search(board, request)
+    for creditor in islice(board.creditors(debtor), board.rules.max_moves_per_source):  # 2, 5
+        if not search.lend_to(creditor):
+            break
+    return search.decision()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """One debtor and one creditor: what moving k blocks between them does."""
+class _Search:
+    """The moves of one debtor, creditor after creditor."""
 
-    debtor: OperatingPoint
-    creditor: OperatingPoint
-    new_creditors: int
-    new_rows: int
+    def __init__(self, board: Board, request: PlacementEntry) -> None:
+        self._board = board
+        self._request = request
+        self._debtor = board.points[request.owner_inst_id]
+        self._num_left = request.num_blocks - 1  # block_max: the tail block still grows
+        self._weighed: list[tuple[Move, Change]] = []
+        #: The debtor with the first `_num_good` of these moves, which are worth it.
+        self._good_debtor = self._debtor
+        self._num_good = 0
+        self._verdict = Verdict.NO_CREDITOR
 
-    def candidates(self, most: int) -> list[int]:
-        """The fewest blocks that let 1, 2, 3 ... more waiting requests in.
+    def lend_to(self, creditor: InstId) -> bool:
+        """Finds the best move there; False where no other creditor need be asked."""
+        request, lender = self._request, self._board.points[creditor]
+        link_s = self._board.added_link_s(request, creditor)
+        most = min(self._num_left, self._board.room(creditor))
+        num_blocks = best_num_blocks(self._debtor, lender, link_s, most)  # 6
+        if not num_blocks:
+            return False
+        move = Move(request.req_id, num_blocks, request.owner_inst_id, creditor)
+        self._weighed.append((move, Change(creditor, lender, lender.take_in(num_blocks))))
+        self._debtor = self._debtor.lend_out(num_blocks, link_s)
+        self._num_left -= num_blocks
+        if self._debtor.admitted == self._good_debtor.admitted:
+            self._verdict = Verdict.TOO_LITTLE_ROOM
+            return True  # room for a part of a request: of use if the next creditor adds the rest
+        if self._is_noise():  # 7
+            self._verdict = Verdict.NO_GAIN
+            return False
+        self._good_debtor, self._num_good = self._debtor, len(self._weighed)
+        return True
 
-        Between two of them the batch does not grow, so that a copy would be for nothing. Where not
-        even one fits, all that can move: the next creditor may bring the rest.
-        """
-        debtor = self.debtor
-        first = debtor.admitted + 1
-        if most <= 0 or first > debtor.waiting:
-            return []
-        last = replace(debtor, free_blocks=debtor.free_blocks + most).admitted
-        stride = max(1, math.ceil((last - first + 1) / MAX_CANDIDATES))
-        counts = range(last, first - 1, -stride)
-        return [debtor.blocks_to_admit(n) - debtor.free_blocks for n in counts] or [most]
+    def decision(self) -> Decision:
+        if self._num_good:
+            return self._decision(Verdict.MOVE, self._weighed[: self._num_good], self._good_debtor)
+        return self._decision(self._verdict, self._weighed, self._debtor)
 
-    def after(self, num_blocks: int) -> tuple[OperatingPoint, OperatingPoint]:
-        lent = self.debtor.lend_out(num_blocks, self.new_creditors, self.new_rows)
-        return lent, self.creditor.take_in(num_blocks)
+    def _is_noise(self) -> bool:
+        """A gain below `min_gain` of those who take part is noise, and a copy is not free."""
+        changes = [change for _, change in self._weighed[self._num_good :]]
+        changes.append(Change(self._request.owner_inst_id, self._good_debtor, self._debtor))
+        before = sum(change.before.tokens_per_s for change in changes)
+        gain = sum(change.gain_tokens_per_s for change in changes)
+        return gain <= self._board.rules.min_gain * before
 
-    def tokens_per_s(self, num_blocks: int) -> float:
-        debtor, creditor = self.after(num_blocks)
-        return debtor.tokens_per_s + creditor.tokens_per_s
+    def _decision(
+        self, verdict: Verdict, weighed: list[tuple[Move, Change]], debtor: OperatingPoint
+    ) -> Decision:
+        inst_id = self._request.owner_inst_id
+        own = Change(inst_id, self._board.points[inst_id], debtor)
+        moves = tuple(move for move, _ in weighed)
+        changes = (own, *(change for _, change in weighed))
+        return Decision(inst_id, verdict, self._request.req_id, moves, changes)
 
 
-class _Board:
-    """The cluster indexed for one plan."""
+def best_num_blocks(
+    debtor: OperatingPoint, creditor: OperatingPoint, link_s: float, most: int
+) -> int:
+    """The k from 1 to `most` with the highest throughput of both together, or 0 for none.
 
-    def __init__(self, cluster: Cluster, thresholds: Thresholds, busy: Set[ReqId]) -> None:
-        self._thresholds = thresholds
-        self._instances = {
-            instance.inst_id: instance
-            for instance in cluster.instances
-            if instance.info.perf.non_attention and not instance.load.draining
-        }
-        self._lent = [entry for entry in cluster.entries if not entry.local]
-        self._holders = {entry.key for entry in self._lent}
-        self._loans = {(entry.owner_inst_id, entry.inst_id) for entry in self._lent}
-        self._busy_owners = {e.owner_inst_id for e in cluster.entries if e.req_id in busy}
-        self._longest: dict[InstId, PlacementEntry] = {}
-        for entry in cluster.entries:
-            longest = self._longest.get(entry.inst_id)
-            if entry.local and (longest is None or entry.num_blocks > longest.num_blocks):
-                self._longest[entry.inst_id] = entry
-        self.points = self._operating_points()
-
-    def _operating_points(self) -> dict[InstId, OperatingPoint]:
-        num_creditors = Counter(owner for owner, _ in self._loans)
-        num_rows = Counter(entry.owner_inst_id for entry in self._lent)
-        return {
-            inst_id: operating_point(instance, num_creditors[inst_id], num_rows[inst_id])
-            for inst_id, instance in self._instances.items()
-        }
-
-    def debtors(self) -> list[InstId]:
-        """Small batches that only memory keeps from growing, the smallest first."""
-        held_down = [
-            inst_id
-            for inst_id, point in self.points.items()
-            if point.running <= self._thresholds.batch
-            and point.admitted < point.waiting
-            and inst_id not in self._busy_owners
-        ]
-        return sorted(held_down, key=lambda inst_id: (self.points[inst_id].running, inst_id))
-
-    def longest_request(self, debtor: InstId) -> PlacementEntry | None:
-        return self._longest.get(debtor)
-
-    def creditors(
-        self, debtor: InstId, points: dict[InstId, OperatingPoint], moves: list[Move]
-    ) -> Iterator[InstId]:
-        """Who may lend to this debtor, the emptiest first, as the plan so far leaves them.
-
-        Two instances never lend to each other, nor does one lend and borrow in one plan.
-        """
-        sources = {move.source for move in moves}
-        free_share = {
-            inst_id: points[inst_id].free_blocks / instance.info.num_blocks
-            for inst_id, instance in self._instances.items()
-        }
-        for inst_id in sorted(free_share, key=lambda inst_id: (-free_share[inst_id], inst_id)):
-            if (
-                inst_id != debtor
-                and inst_id not in sources
-                and (inst_id, debtor) not in self._loans
-                and self.room(inst_id, points) > 0
-                and self._can_hold(inst_id, debtor)
-            ):
-                yield inst_id
-
-    def room(self, creditor: InstId, points: dict[InstId, OperatingPoint]) -> int:
-        """Lending takes nobody beyond U_thres: the rest is for the creditor's own growth."""
-        num_blocks = self._instances[creditor].info.num_blocks
-        reserve = math.ceil((1 - self._thresholds.utilisation) * num_blocks)
-        return points[creditor].free_blocks - reserve
-
-    def new_links(self, request: PlacementEntry, creditor: InstId) -> tuple[int, int]:
-        """Calls per layer and query rows that the move adds to the debtor's step."""
-        is_new_creditor = (request.owner_inst_id, creditor) not in self._loans
-        is_new_row = (request.req_id, creditor) not in self._holders
-        return int(is_new_creditor), int(is_new_row)
-
-    def _can_hold(self, creditor: InstId, debtor: InstId) -> bool:
-        return self._instances[creditor].info.can_hold_blocks_of(self._instances[debtor].info)
+    Only the fewest blocks that let 1, 2, 3 ... more waiting requests in come into question: between
+    two of them the batch does not grow, so that a copy would be for nothing. Where not even one
+    fits, all that can move: the next creditor may bring the rest.
+    """
+    first = debtor.admitted + 1
+    if most <= 0 or first > debtor.waiting:
+        return 0
+    to_admit = np.asarray(debtor.blocks_to_admit[first:], dtype=np.int64) - debtor.free_blocks
+    counts = to_admit[: np.searchsorted(to_admit, most, "right")]
+    if not len(counts):
+        return most
+    lent = debtor.lend_out(0, link_s).tokens_per_s_lending(counts)
+    together = lent + creditor.tokens_per_s_lending(-counts)
+    # Of equals the most blocks: they let the most in.
+    return int(counts[len(counts) - 1 - np.argmax(together[::-1])])

@@ -1,6 +1,7 @@
 """Builds one worker from its settings: the parts and who is given what. Called by `__main__`."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -106,7 +107,7 @@ class _DataPlane:
 def _data_plane(config: Config, core: Core) -> _DataPlane:
     geometry = geometry_of(core.storage.pool, core.model.config.num_heads)
     metrics = DataPlaneMetrics(REGISTRY)
-    ledger = LendingLedger(core.pool, config.lend_keep_free, config.lease_s)
+    ledger = LendingLedger(core.pool, config.lend_keep_free, config.lease_s, config.max_lent_blocks)
     lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
     me = Peer(InstId(config.inst_id), new_incarnation(), config.advertise_data_address)
     serving = Serving(me, geometry, lender, core.storage.pool, core.kernels, metrics.creditor)
@@ -143,6 +144,8 @@ def _instance_info(
         block_bytes=shape.block_bytes,
         max_model_len=core.model.config.max_model_len,
         perf=perf,
+        node=config.node or socket.gethostname(),
+        max_lent_blocks=config.max_lent_blocks,
     )
 
 

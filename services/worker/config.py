@@ -23,6 +23,8 @@ class Config:
     """Of the gManager, or of all of them, separated by commas."""
     model_name: str = ""
     """The name clients use; empty means `model`'s last path component."""
+    node: str = ""
+    """The machine this instance runs on; empty means the host's name."""
     num_blocks: int = 1024
     block_size: int = 16
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -43,6 +45,8 @@ class Config:
     """False: never lend, never borrow."""
     lend_keep_free: int = 1
     """Blocks that are never lent, so that own requests can start."""
+    max_lent_share: float = 1.0
+    """No more of the blocks are lent at once."""
     lease_s: float = 10.0
     """How long a reservation or a lent block lives without being used or renewed."""
     attention_deadline_s: float = 5.0
@@ -68,11 +72,16 @@ class Config:
         _require(self.inst_id >= 0, "inst_id", "0 or more")
         _require(0 <= self.metrics_port <= 65535, "metrics_port", "from 0 to 65535")
         _require(0 <= self.lend_keep_free < self.num_blocks, "lend_keep_free", "below NUM_BLOCKS")
+        _require(0 <= self.max_lent_share <= 1, "max_lent_share", "from 0 to 1")
         _require(bool(self.model), "model", "the name of a model")
         for name in ("listen_address", "data_address"):
             advertised = f"advertise_{name.removeprefix('listen_')}"
             is_reachable = bool(getattr(self, advertised)) or not _is_wildcard(getattr(self, name))
             _require(is_reachable, advertised, f"set where {name.upper()} is a wildcard")
+
+    @property
+    def max_lent_blocks(self) -> int:
+        return int(self.max_lent_share * self.num_blocks)
 
 
 _AT_LEAST_ONE = ("num_blocks", "num_threads", "max_batched_tokens", "max_running", "max_waiting")

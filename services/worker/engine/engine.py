@@ -24,6 +24,9 @@ from services.worker.kvcache.block_table import RemoteSpan
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: Reported one by one; a plan does not look further.
+_NUM_WAITING_SIZES = 32
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
@@ -32,6 +35,8 @@ class EngineSnapshot:
     num_running: int = 0
     num_waiting: int = 0
     waiting_blocks: int = 0
+    waiting_sizes: tuple[int, ...] = ()
+    """The blocks that each of the first waiting requests needs."""
     borrowed_blocks: int = 0
     running_tokens: int = 0
     generated_tokens: int = 0
@@ -197,12 +202,14 @@ class Engine:
             creditors.setdefault((span.inst_id, span.incarnation), set()).add(span.move_id)
         self._channels.retain(creditors.keys())
         counts = self._scheduler.blocks.counts
+        waiting_sizes = [
+            seq.table.blocks_to_reach(seq.num_tokens + 1) for seq in self._scheduler.waiting
+        ]
         return EngineSnapshot(
             num_running=len(running),
             num_waiting=len(self._scheduler.waiting),
-            waiting_blocks=sum(
-                seq.table.blocks_to_reach(seq.num_tokens + 1) for seq in self._scheduler.waiting
-            ),
+            waiting_blocks=sum(waiting_sizes),
+            waiting_sizes=tuple(waiting_sizes[:_NUM_WAITING_SIZES]),
             borrowed_blocks=sum(span.num_blocks for span in spans),
             running_tokens=sum(seq.num_computed for seq in running),
             generated_tokens=last.generated_tokens + sum(len(o.token_ids) for o in outputs),

@@ -58,11 +58,14 @@ class LentPart:
 class LendingLedger:
     """All grants of one creditor. Lookups of what is not (any more) there raise LookupError."""
 
-    def __init__(self, pool: BlockPool, keep_free: int, lease_s: float) -> None:
+    def __init__(
+        self, pool: BlockPool, keep_free: int, lease_s: float, max_lent_blocks: int | None = None
+    ) -> None:
         """`keep_free` blocks are never lent: the instance's own requests must be able to start."""
         self._pool = pool
         self._keep_free = keep_free
         self._lease_s = lease_s
+        self._max_lent_blocks = pool.num_blocks if max_lent_blocks is None else max_lent_blocks
         self._grants: dict[MoveId, Grant] = {}
 
     @property
@@ -89,7 +92,9 @@ class LendingLedger:
         if known is not None:
             same = known.owner == owner and known.req_id == req_id
             return known if same and known.state is not GrantState.ENDED else None
-        block_ids = self._pool.try_allocate(num_blocks, self._keep_free) if num_blocks > 0 else None
+        if not 0 < num_blocks <= self._max_lent_blocks - self.num_lent_blocks:
+            return None
+        block_ids = self._pool.try_allocate(num_blocks, self._keep_free)
         if block_ids is None:
             return None
         grant = Grant(owner, req_id, move_id, block_ids, now_s + self._lease_s)

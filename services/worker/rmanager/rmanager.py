@@ -223,6 +223,7 @@ class RManager:
             running=snapshot.num_running,
             waiting=snapshot.num_waiting,
             waiting_blocks=snapshot.waiting_blocks,
+            waiting_sizes=snapshot.waiting_sizes,
             tokens_per_s=self._tokens_per_s(snapshot.generated_tokens),
             running_tokens=snapshot.running_tokens,
             draining=self.is_draining,

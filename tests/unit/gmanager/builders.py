@@ -3,13 +3,16 @@
 from services.common.ids import Incarnation, InstId, ReqId
 from services.gmanager.cluster import (
     BatchPoint,
+    Cluster,
     Heartbeat,
     Instance,
     InstanceInfo,
     InstanceLoad,
     PerfConstants,
     PlacementEntry,
+    PlacementView,
 )
+from services.gmanager.placement_map import PlacementMap
 
 #: Reading the weights takes 10 ms whatever the batch, a request 1 ms on top; links cost nothing.
 PERF = PerfConstants(
@@ -26,7 +29,9 @@ def make_info(
     host: str = "10.0.0.1",
     model: str = "m",
     perf: PerfConstants = PERF,
+    max_lent_blocks: int | None = None,
 ) -> InstanceInfo:
+    """`host` is its node, too."""
     return InstanceInfo(
         inst_id=InstId(inst_id),
         incarnation=Incarnation(incarnation),
@@ -38,6 +43,8 @@ def make_info(
         block_bytes=4096,
         max_model_len=8192,
         perf=perf,
+        node=host,
+        max_lent_blocks=num_blocks if max_lent_blocks is None else max_lent_blocks,
     )
 
 
@@ -78,3 +85,9 @@ def make_heartbeat(
     return Heartbeat(
         InstId(inst_id), Incarnation(incarnation), sequence_number, full, tuple(rows), load
     )
+
+
+def view_of(cluster: Cluster) -> PlacementView:
+    placement_map = PlacementMap()
+    placement_map.restore(cluster, now_s=0.0)
+    return placement_map.view()

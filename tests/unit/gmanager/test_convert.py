@@ -14,7 +14,7 @@ from tests.unit.gmanager.builders import PERF, make_info, make_instance, make_ro
 FULL_PERF = replace(
     PERF, link_round_trip_s=4e-5, link_bytes_per_s=1e9, num_layers=30, row_bytes=5000
 )
-FULL_LOAD = InstanceLoad(1, 2, 3, 4, 5, 6, 7.5, 8, True)
+FULL_LOAD = InstanceLoad(1, 2, 3, 4, 5, 6, 7.5, 8, True, (4, 2))
 
 
 def test_an_instance_survives_the_wire() -> None:
@@ -70,6 +70,13 @@ def test_perf_constants_without_a_meaning_are_refused(perf: types_pb2.PerfConsta
     info.perf.CopyFrom(perf)
     with pytest.raises(InvalidRequest, match="must"):
         convert.info_from_proto(info)
+
+
+def test_an_instance_without_a_cap_may_lend_all_its_blocks() -> None:
+    info = convert.info_to_proto(make_info(1, num_blocks=40, max_lent_blocks=0))
+    assert convert.info_from_proto(info).max_lent_blocks == 0
+    info.ClearField("max_lent_blocks")
+    assert convert.info_from_proto(info).max_lent_blocks == 40
 
 
 def test_an_instance_that_was_not_measured_may_register() -> None:

@@ -5,13 +5,20 @@ has 16 tokens.
 """
 
 from dataclasses import replace
+from itertools import accumulate
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gmanager.cluster import BatchPoint, InstanceLoad
-from services.gmanager.perf_model import OperatingPoint, non_attention_s, operating_point
+from services.gmanager.perf_model import (
+    MAX_WAITING,
+    OperatingPoint,
+    non_attention_s,
+    operating_point,
+)
 from tests.unit.gmanager.builders import PERF, make_instance
 
 CURVE = (BatchPoint(1, 0.070), BatchPoint(8, 0.105), BatchPoint(32, 0.201))
@@ -24,10 +31,6 @@ def point(**changes: object) -> OperatingPoint:
         running=2,
         attended_tokens=1000,
         free_blocks=0,
-        waiting=0,
-        waiting_blocks=0,
-        num_creditors=0,
-        num_remote_rows=0,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -63,7 +66,7 @@ def test_step_and_throughput() -> None:
 
 
 def test_a_report_that_knows_less_tokens_than_were_moved_costs_no_negative_time() -> None:
-    assert point(attended_tokens=16).lend_out(10, 1, 1).step_s == pytest.approx(0.012)
+    assert point(attended_tokens=16).lend_out(10).step_s == pytest.approx(0.012)
 
 
 def test_nothing_running_yields_nothing() -> None:
@@ -72,7 +75,7 @@ def test_nothing_running_yields_nothing() -> None:
 
 def test_a_debtor_sheds_attention() -> None:
     # 10 blocks * 16 tokens * 1 us = 0.16 ms
-    assert point().lend_out(10, 1, 1).step_s == pytest.approx(0.013 - 0.00016)
+    assert point().lend_out(10).step_s == pytest.approx(0.013 - 0.00016)
 
 
 def test_a_creditor_takes_attention_in() -> None:
@@ -80,38 +83,26 @@ def test_a_creditor_takes_attention_in() -> None:
 
 
 def test_freed_blocks_let_waiting_requests_in() -> None:
-    crowded = point(waiting=3, waiting_blocks=15)
+    crowded = point(blocks_to_admit=(0, 5, 10, 15))
     assert crowded.batch == 2
-    after = crowded.lend_out(10, 1, 1)
+    after = crowded.lend_out(10)
     assert after.batch == 4
     # 10 + 4 * 1 ms; the old tokens less the lent ones, plus two new requests of 5 blocks
     assert after.step_s == pytest.approx(0.014 + (1000 - 160 + 160) * 1e-6)
-    assert crowded.lend_out(1000, 1, 1).batch == 5
+    assert crowded.lend_out(1000).batch == 5
 
 
 def test_a_creditor_past_its_spare_room_loses_batch() -> None:
-    lender = point(free_blocks=20, waiting=2, waiting_blocks=10)
+    lender = point(free_blocks=20, blocks_to_admit=(0, 5, 10))
     assert lender.take_in(10).batch == 4
     assert lender.take_in(15).batch == 3
     assert lender.take_in(20).batch == 2
 
 
-def test_the_link_costs_a_round_trip_per_creditor_and_bytes_per_row_in_every_layer() -> None:
-    perf = replace(
-        PERF, num_layers=30, link_round_trip_s=4e-5, link_bytes_per_s=1e9, row_bytes=5000
-    )
-    debtor = point(perf=perf, num_creditors=1, num_remote_rows=3)
-    # 30 layers * (40 us + 3 * 5 us)
-    assert debtor.step_s == pytest.approx(0.013 + 30 * 55e-6)
-    # one more creditor with one more row, 16 tokens less to attend to
-    assert debtor.lend_out(1, 1, 1).step_s == pytest.approx(0.013 + 30 * 100e-6 - 16e-6)
-    # a known creditor that already holds a part of the request costs nothing more
-    assert debtor.lend_out(1, 0, 0).step_s == pytest.approx(debtor.step_s - 16e-6)
-
-
-def test_an_unknown_link_rate_counts_no_bytes() -> None:
-    perf = replace(PERF, num_layers=2, row_bytes=5000)
-    assert point(perf=perf, num_creditors=1, num_remote_rows=1).step_s == pytest.approx(0.013)
+def test_what_a_link_costs_is_added_to_the_step() -> None:
+    # 16 tokens less to attend to, and the link
+    assert point(link_s=0.002).step_s == pytest.approx(0.015)
+    assert point().lend_out(1, link_s=0.002).step_s == pytest.approx(0.015 - 16e-6)
 
 
 def test_the_operating_point_counts_tokens_where_they_are_attended_to() -> None:
@@ -124,52 +115,76 @@ def test_the_operating_point_counts_tokens_where_they_are_attended_to() -> None:
         waiting_blocks=9,
         running_tokens=500,
     )
-    of_load = operating_point(make_instance(1, load), num_creditors=1, num_remote_rows=2)
+    of_load = operating_point(make_instance(1, load), link_s=0.002)
     assert of_load == point(
         running=3,
         attended_tokens=500 + (4 - 10) * 16,
         free_blocks=7,
-        waiting=2,
-        waiting_blocks=9,
-        num_creditors=1,
-        num_remote_rows=2,
+        blocks_to_admit=(0, 5, 9),
+        link_s=0.002,
     )
 
 
-def test_a_waiting_request_of_unknown_size_needs_a_block() -> None:
-    assert operating_point(make_instance(1, InstanceLoad(waiting=3))).waiting_blocks == 3
+@pytest.mark.parametrize(
+    ("waiting", "waiting_blocks", "sizes", "blocks_to_admit"),
+    [
+        pytest.param(3, 0, (), (0, 1, 2, 3), id="of-unknown-size-a-block-each"),
+        pytest.param(3, 10, (), (0, 4, 7, 10), id="the-average"),
+        pytest.param(3, 10, (6, 1, 3), (0, 6, 7, 10), id="one-by-one-in-their-order"),
+        pytest.param(4, 20, (9, 1), (0, 9, 10, 15, 20), id="the-rest-is-shared-by-the-rest"),
+        pytest.param(2, 5, (9, 9, 9), (0, 9, 18), id="more-sizes-than-requests"),
+        pytest.param(3, 5, (9,), (0, 9, 10, 11), id="sizes-beyond-their-sum"),
+        pytest.param(2, 5, (0, 3), (0, 1, 4), id="no-size-is-a-block"),
+        pytest.param(0, 0, (), (0,), id="nobody-waits"),
+    ],
+)
+def test_what_the_waiting_requests_need(
+    waiting: int, waiting_blocks: int, sizes: tuple[int, ...], blocks_to_admit: tuple[int, ...]
+) -> None:
+    load = InstanceLoad(waiting=waiting, waiting_blocks=waiting_blocks, waiting_sizes=sizes)
+    assert operating_point(make_instance(1, load)).blocks_to_admit == blocks_to_admit
+
+
+def test_a_queue_beyond_reason_is_not_laid_out() -> None:
+    load = InstanceLoad(waiting=4_000_000_000, waiting_blocks=4_000_000_000)
+    assert operating_point(make_instance(1, load)).waiting == MAX_WAITING
 
 
 @settings(deadline=None)
 @given(
     num_blocks=st.integers(0, 60),
     running=st.integers(0, 40),
-    waiting=st.integers(0, 10),
-    waiting_blocks=st.integers(10, 300),
+    sizes=st.lists(st.integers(1, 30), max_size=10),
 )
 def test_moving_in_two_steps_is_moving_at_once(
-    num_blocks: int, running: int, waiting: int, waiting_blocks: int
+    num_blocks: int, running: int, sizes: list[int]
 ) -> None:
     start = point(
-        running=running,
-        free_blocks=60,
-        waiting=waiting,
-        waiting_blocks=waiting_blocks,
+        running=running, free_blocks=60, blocks_to_admit=tuple(accumulate(sizes, initial=0))
     )
     half = num_blocks // 2
     rest = num_blocks - half
-    assert start.lend_out(half, 1, 1).lend_out(rest, 0, 0) == start.lend_out(num_blocks, 1, 1)
+    assert start.lend_out(half).lend_out(rest) == start.lend_out(num_blocks)
     assert start.take_in(half).take_in(rest) == start.take_in(num_blocks)
-    assert start.take_in(half).lend_out(half, 0, 0) == start
+    assert start.take_in(half).lend_out(half) == start
 
 
 @settings(deadline=None)
-@given(waiting=st.integers(1, 50), extra_blocks=st.integers(0, 500), data=st.data())
-def test_blocks_to_admit_are_the_fewest(
-    waiting: int, extra_blocks: int, data: st.DataObject
+@given(
+    sizes=st.lists(st.integers(1, 30), max_size=10),
+    running=st.integers(0, 60),
+    counts=st.lists(st.integers(-100, 100), min_size=1),
+    curve=st.sampled_from([CURVE, CURVE[:1], (BatchPoint(1, 0.1), BatchPoint(2, 0.09))]),
+)
+def test_many_moves_at_once_are_evaluated_as_one_by_one(
+    sizes: list[int], running: int, counts: list[int], curve: tuple[BatchPoint, ...]
 ) -> None:
-    crowded = point(waiting=waiting, waiting_blocks=waiting + extra_blocks)
-    num_requests = data.draw(st.integers(1, waiting))
-    enough = crowded.blocks_to_admit(num_requests)
-    assert replace(crowded, free_blocks=enough).admitted >= num_requests
-    assert replace(crowded, free_blocks=enough - 1).admitted < num_requests
+    start = point(
+        perf=replace(PERF, non_attention=curve),
+        running=running,
+        blocks_to_admit=tuple(accumulate(sizes, initial=0)),
+        link_s=0.002,
+    )
+    one_by_one = [start.lend_out(num_blocks).tokens_per_s for num_blocks in counts]
+    at_once = start.tokens_per_s_lending(np.array(counts))
+    assert at_once.tolist() == pytest.approx(one_by_one)

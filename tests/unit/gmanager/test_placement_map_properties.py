@@ -28,10 +28,14 @@ class FakeWorker:
     must_report_all: bool = True
 
     def rows(self) -> list[PlacementEntry]:
-        return [make_row(req_id, self.inst_id, n) for req_id, n in sorted(self.blocks.items())]
+        return [self.row(req_id) for req_id in sorted(self.blocks)]
 
     def changes(self) -> list[PlacementEntry]:
-        return [make_row(r, self.inst_id, self.blocks.get(r, 0)) for r in sorted(self.unreported)]
+        return [self.row(req_id) for req_id in sorted(self.unreported)]
+
+    def row(self, req_id: int) -> PlacementEntry:
+        """Odd requests belong to instance 1: the other one lends."""
+        return make_row(req_id, self.inst_id, self.blocks.get(req_id, 0), owner=2 - req_id % 2)
 
 
 class MapMachine(RuleBasedStateMachine):
@@ -123,6 +127,13 @@ class MapMachine(RuleBasedStateMachine):
         instances = {instance.inst_id: self.essence(instance) for instance in cluster.instances}
         assert instances == self.persisted_instances
         assert {entry.key: entry for entry in cluster.entries} == self.persisted_rows
+
+    @invariant()
+    def what_is_lent_is_known_without_looking_through_all_rows(self) -> None:
+        rows = [row for rows in self.map.view().rows.values() for row in rows.values()]
+        assert sorted(self.map.view().lent, key=lambda row: row.key) == sorted(
+            (row for row in rows if not row.local), key=lambda row: row.key
+        )
 
     @invariant()
     def rows_belong_to_live_instances_and_are_never_empty(self) -> None:

@@ -13,7 +13,7 @@ from services.gmanager.config import GManagerConfig
 from services.gmanager.keeper import MapKeeper
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import Delta, PlacementMap
-from services.gmanager.planner import COOL_DOWN_S, MoveAnswer, MoveOrder, Planner
+from services.gmanager.planner import MoveAnswer, MoveOrder, Planner
 from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
 
 HELD_DOWN = InstanceLoad(
@@ -90,10 +90,18 @@ async def test_whatever_the_answer_the_request_rests(
     await bench.planner.run_once()
     assert len(bench.orders) == 1
     assert bench.sample("moves_total", outcome=outcome) == 1
-    bench.now_s = COOL_DOWN_S
+    bench.now_s = CONFIG.cool_down_s
     bench.report(2)
     await bench.planner.run_once()
     assert len(bench.orders) == 2
+
+
+async def test_a_dry_run_plans_and_moves_nothing() -> None:
+    bench = Bench(config=GManagerConfig(planner_dry_run=True))
+    await bench.planner.run_once()
+    assert bench.orders == []
+    assert bench.planner.moves_issued == 0
+    assert bench.sample("moves_total", outcome="dry run") == 1
 
 
 async def test_silent_instances_are_dropped_before_planning() -> None:
@@ -141,7 +149,7 @@ async def test_an_unexpected_error_costs_one_round(caplog: pytest.LogCaptureFixt
         while "planning round failed" not in caplog.text:
             await asyncio.sleep(0.001)
         bench.answer = ACCEPTED
-        bench.now_s = COOL_DOWN_S
+        bench.now_s = CONFIG.cool_down_s
         bench.report(2)
         while len(bench.orders) < 2:
             await asyncio.sleep(0.001)

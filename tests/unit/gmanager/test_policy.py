@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from services.common.ids import ReqId
+from services.common.ids import InstId
+from services.gmanager.board import Move, Rules
 from services.gmanager.cluster import BatchPoint, Cluster, Instance, InstanceLoad, PlacementEntry
 from services.gmanager.perf_model import operating_point
-from services.gmanager.policy import Move, Thresholds, plan_moves
-from tests.unit.gmanager.builders import PERF, make_instance, make_row
+from services.gmanager.policy import Verdict
+from services.gmanager.policy import plan as decide
+from tests.unit.gmanager.builders import PERF, make_instance, make_row, view_of
 
-THRESHOLDS = Thresholds(batch=8, utilisation=0.8)
+RULES = Rules(batch_threshold=8, utilisation_threshold=0.8)
 
 
 def held_down(inst_id: int, **changes: int) -> Instance:
@@ -20,10 +22,19 @@ def held_down(inst_id: int, **changes: int) -> Instance:
 
 
 def plan(
-    instances: list[Instance], entries: list[PlacementEntry], busy: set[int] | None = None
+    instances: list[Instance],
+    entries: list[PlacementEntry],
+    under_way: tuple[Move, ...] = (),
+    resting: frozenset[InstId] = frozenset(),
+    **rules: float,
 ) -> list[Move]:
-    cluster = Cluster(tuple(instances), tuple(entries))
-    return plan_moves(cluster, THRESHOLDS, {ReqId(req_id) for req_id in busy or ()})
+    decisions = decide(
+        view_of(Cluster(tuple(instances), tuple(entries))),
+        replace(RULES, **rules),  # type: ignore[arg-type]
+        under_way,
+        resting,
+    )
+    return [move for d in decisions if d.verdict is Verdict.MOVE for move in d.moves]
 
 
 def move(req_id: int, num_blocks: int, source: int, destination: int) -> tuple[int, int, int, int]:
@@ -46,7 +57,7 @@ def test_the_optimum_is_where_the_creditors_spare_room_ends() -> None:
     debtor, creditor = held_down(1), make_instance(2, load, perf=perf)
 
     def total(num_blocks: int) -> float:
-        lent = operating_point(debtor).lend_out(num_blocks, 1, 1)
+        lent = operating_point(debtor).lend_out(num_blocks)
         return lent.tokens_per_s + operating_point(creditor).take_in(num_blocks).tokens_per_s
 
     (found,) = plan([debtor, creditor], [make_row(7, 1, 80)])
@@ -134,11 +145,10 @@ def test_who_cannot_lend(creditor: Instance) -> None:
     assert plan([held_down(1), creditor], [make_row(7, 1, 80)]) == []
 
 
-def test_owners_of_busy_requests_rest() -> None:
-    rows = [make_row(7, 1, 80), make_row(8, 1, 19)]
-    instances = [held_down(1), make_instance(2)]
-    assert plan(instances, rows, busy={8}) == []
-    assert plan(instances, rows, busy={99}) != []
+def test_a_resting_owner_is_left_alone() -> None:
+    instances, rows = [held_down(1), make_instance(2)], [make_row(7, 1, 80)]
+    assert plan(instances, rows, resting=frozenset({InstId(1)})) == []
+    assert plan(instances, rows, resting=frozenset({InstId(2)})) != []
 
 
 def test_who_borrows_from_an_instance_does_not_lend_to_it() -> None:
@@ -179,7 +189,7 @@ def test_a_known_creditor_costs_no_second_round_trip() -> None:
     assert plan(instances, [make_row(7, 1, 80), make_row(7, 2, 5, owner=1)]) != []
 
 
-def test_a_long_queue_is_searched_at_a_bounded_number_of_points() -> None:
+def test_a_long_queue_is_let_in_as_far_as_the_room_goes() -> None:
     debtor = held_down(1, waiting=5000, waiting_blocks=5000)
     (found,) = plan([debtor, make_instance(2)], [make_row(7, 1, 99)])
     assert found.num_blocks == 80

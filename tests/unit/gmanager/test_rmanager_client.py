@@ -10,8 +10,8 @@ from services.common.addresses import free_ports
 from services.common.errors import DeadlineExceeded, Unavailable
 from services.common.ids import InstId, ReqId, Term
 from services.gmanager import convert
+from services.gmanager.board import Move
 from services.gmanager.planner import MoveAnswer, MoveOrder
-from services.gmanager.policy import Move
 from services.gmanager.rmanager_client import issue_move
 from tests.unit.gmanager.builders import make_info
 from tests.unit.gmanager.fake_rmanager import FakeRManager, serving

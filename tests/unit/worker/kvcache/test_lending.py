@@ -78,6 +78,15 @@ def test_a_copy_beyond_the_reservation_is_refused(index: int) -> None:
         ledger.begin_receive(OWNER, MOVE, index, 0.0)
 
 
+def test_no_more_is_lent_than_the_cap() -> None:
+    ledger = LendingLedger(BlockPool(8), 1, LEASE_S, max_lent_blocks=3)
+    assert ledger.reserve(OWNER, REQ, MoveId(1), 2, 0.0) is not None
+    assert ledger.reserve(OWNER, REQ, MoveId(2), 2, 0.0) is None
+    assert ledger.reserve(OWNER, REQ, MoveId(3), 1, 0.0) is not None
+    ledger.release(OWNER, MoveId(1))
+    assert ledger.reserve(OWNER, REQ, MoveId(4), 2, 0.0) is not None
+
+
 def test_a_held_grant_takes_no_more_copies() -> None:
     ledger, _ = ledger_of()
     held(ledger)
