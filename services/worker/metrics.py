@@ -47,6 +47,7 @@ class WorkerCollector(Collector):
             "moved_blocks": (self._mover.moved_blocks, "Blocks moved to creditors"),
             "failed_moves": (self._mover.failed_moves, "Moves refused, failed or void"),
             "recomputed": (snapshot.recomputed, "Sequences that lost a part on a creditor"),
+            "recomputed_tokens": (snapshot.recomputed_tokens, "Lost tokens computed again"),
         }
         for name, (value, text) in counters.items():
             yield CounterMetricFamily(f"infinite_llm_worker_{name}", text, value=value)

@@ -44,7 +44,8 @@ class EngineSnapshot:
     preemptions: int = 0
     """Sequences that gave their blocks up for want of memory."""
     recomputed: int = 0
-    """Sequences that lost a part on a creditor."""
+    """Sequences that lost a part on a creditor, and the tokens computed again for it."""
+    recomputed_tokens: int = 0
     cache_asked_tokens: int = 0
     """Prompt tokens that were looked up in the prefix cache, and those found; since the start."""
     cache_hit_tokens: int = 0
@@ -215,6 +216,7 @@ class Engine:
             generated_tokens=last.generated_tokens + sum(len(o.token_ids) for o in outputs),
             preemptions=last.preemptions + plan.num_preempted,
             recomputed=self._scheduler.num_recomputed,
+            recomputed_tokens=self._scheduler.num_recomputed_tokens,
             cache_asked_tokens=counts.asked_tokens,
             cache_hit_tokens=counts.hit_tokens,
             steps=last.steps + (1 if plan.items else 0),

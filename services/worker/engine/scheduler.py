@@ -23,6 +23,7 @@ from services.worker.engine.sequence import (
     SequenceOutput,
 )
 from services.worker.engine.sequence_blocks import SequenceBlocks
+from services.worker.kvcache.block_hash import BlockHash
 from services.worker.kvcache.block_table import RemoteSpan
 
 
@@ -59,7 +60,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_recomputed = 0
-        """Sequences that lost a part and began anew; since the start."""
+        """Sequences that lost a part, and the tokens computed again for it; since the start."""
+        self.num_recomputed_tokens = 0
         self._num_arrived = 0
         self._lend_not_before_s = 0.0
         self._is_admission_held = False
@@ -110,7 +112,8 @@ class Scheduler:
         outputs = []
         for item in plan.items:
             sequence = item.sequence
-            sequence.num_computed += item.num_tokens
+            self.num_recomputed_tokens += item.num_tokens if sequence.holes else 0
+            sequence.advance(item.num_tokens)
             sequence.waiting_since_s = now_s
             self.blocks.name_full_blocks(sequence, item.start, item.end)
             token_id = sampled.get(sequence.req_id)
@@ -128,12 +131,18 @@ class Scheduler:
         return SequenceOutput.of_step(sequence, tokens, reason)
 
     def _run_running(self, plan: Schedule, now_s: float, can_lend: bool) -> None:
+        filling: set[BlockHash] = set()
         in_order = sorted(self.running, key=lambda seq: (seq.num_uncomputed > 1, seq.rank))
         for index, sequence in enumerate(in_order):
             if not sequence.is_running:
                 continue  # preempted a moment ago
             num_behind = len(in_order) - index - 1 + len(self.waiting)
-            wanted = min(sequence.num_uncomputed, self._share(plan, num_behind))
+            self.blocks.find_again(sequence)
+            lost_block = self.blocks.next_lost_block(sequence)
+            if lost_block in filling:
+                sequence.waiting_since_s = now_s  # another computes what both have lost
+                continue
+            wanted = min(len(sequence.next_chunk), self._share(plan, num_behind))
             if wanted == 0:
                 continue
             num_tokens = self.blocks.grow(sequence, wanted)
@@ -141,6 +150,7 @@ class Scheduler:
                 num_tokens = self.blocks.grow(sequence, wanted)
             if num_tokens > 0:
                 plan.add(sequence, num_tokens)
+                filling |= {lost_block} if lost_block else set()
             elif self._is_stalled(sequence, now_s):
                 self._give_way(sequence, plan, now_s)
 
@@ -178,7 +188,7 @@ class Scheduler:
 
     def _is_stalled(self, sequence: Sequence, now_s: float) -> bool:
         """Two instances that fill each other's memory would otherwise wait for each other."""
-        share_done = sequence.num_computed / sequence.num_tokens
+        share_done = 1.0 - sequence.num_uncomputed / sequence.num_tokens
         limit_s = self.config.stall_timeout_s * (1.0 + share_done)
         return now_s - sequence.waiting_since_s > limit_s
 
@@ -284,20 +294,10 @@ class Scheduler:
     def lose_parts(
         self, inst_id: InstId, now_s: float, move_ids: Collection[MoveId] | None = None
     ) -> int:
-        """Recompute the sequences with blocks on `inst_id` (all, or of these moves); how many."""
-        lost = [
-            sequence
-            for sequence in self.running
-            if any(
-                span.inst_id == inst_id and (move_ids is None or span.move_id in move_ids)
-                for span in sequence.table.remote
-            )
-        ]
-        self.blocks.lose(inst_id, move_ids)
-        for sequence in lost:
-            self._preempt(sequence, Schedule(), now_s)
-        self.num_recomputed += len(lost)
-        return len(lost)
+        """What `inst_id` held (all, or these moves) is to be computed again; of how many."""
+        num_hurt = self.blocks.lose(self.running, inst_id, move_ids)
+        self.num_recomputed += num_hurt
+        return num_hurt
 
     def _lend_ahead(self, plan: Schedule) -> None:
         """Ask for room before the running sequences run out of it, from the longest sequence."""

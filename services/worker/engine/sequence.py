@@ -49,6 +49,8 @@ class Sequence:
     table: BlockTable
     token_ids: list[int]
     num_computed: int = 0
+    holes: list[range] = field(default_factory=list)
+    """Tokens below `num_computed` whose KV was lost with a creditor, in order."""
     epoch: int = 0
     """Grows when the blocks are given up, so that a move begun before does not commit after."""
     is_running: bool = False
@@ -90,7 +92,30 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed
+        return self.num_tokens - self.num_computed + sum(map(len, self.holes))
+
+    @property
+    def next_chunk(self) -> range:
+        """The tokens to compute next: a hole's, oldest first, then those at the end."""
+        return self.holes[0] if self.holes else range(self.num_computed, self.num_tokens)
+
+    def advance(self, num_tokens: int) -> None:
+        """So many of the next chunk have their KV now."""
+        if not self.holes:
+            self.num_computed += num_tokens
+            return
+        rest = self.holes[0][num_tokens:]
+        self.holes[:1] = [rest] if rest else []
+
+    def lose(self, tokens: range) -> None:
+        """Their KV is gone. Holes that touch become one, so that one chunk may fill both."""
+        before = [hole for hole in self.holes if hole.start < tokens.start]
+        after = [hole for hole in self.holes if hole.start > tokens.start]
+        if before and before[-1].stop == tokens.start:
+            tokens = range(before.pop().start, tokens.stop)
+        if after and after[0].start == tokens.stop:
+            tokens = range(tokens.start, after.pop(0).stop)
+        self.holes = [*before, tokens, *after]
 
     @property
     def is_moving(self) -> bool:
@@ -101,7 +126,12 @@ class Sequence:
         """The oldest full blocks here that follow each other; none while others are moving."""
         if self.is_moving:
             return range(0)
-        return self.table.local_run(0, self.num_computed // self.table.block_size)
+        start, size = 0, self.table.block_size
+        for hole in self.holes:
+            if run := self.table.local_run(start, hole.start // size):
+                return run
+            start = hole.stop // size
+        return self.table.local_run(start, self.num_computed // size)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -200,7 +230,7 @@ class Schedule:
     num_tokens: int = 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        self.items.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens))
+        self.items.append(ScheduledSequence(sequence, sequence.next_chunk.start, num_tokens))
         self.num_tokens += num_tokens
 
     def remove(self, sequence: Sequence) -> None:

@@ -4,7 +4,7 @@ Stands between the scheduler, which decides who may have memory, and the pool an
 which have it. Knows no queue and no order of requests.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from services.common.ids import InstId, MoveId
@@ -61,7 +61,7 @@ class SequenceBlocks:
         spans, hashes = self._known_prefix(sequence)
         self._remote.hold(spans)
         sequence.table.attach(spans)
-        sequence.table.append(self.pool.reuse(hashes[sequence.table.num_blocks :]))
+        sequence.table.grow(self.pool.reuse(hashes[sequence.table.num_blocks :]))
         sequence.num_computed = sequence.table.num_blocks * sequence.table.block_size
         if sequence.num_cached_tokens is None:
             # Only the first start counts: what a preempted sequence finds again is its own.
@@ -99,15 +99,20 @@ class SequenceBlocks:
     # -- growing and giving up --------------------------------------------------------------------
 
     def grow(self, sequence: Sequence, wanted: int) -> int:
-        """Allocate for `wanted` more tokens, or what there is; returns the tokens that fit."""
-        table = sequence.table
-        needed = table.blocks_to_reach(sequence.num_computed + wanted)
+        """Allocate for the first `wanted` tokens of the next chunk, or what there is.
+
+        Returns the tokens that fit.
+        """
+        table, start = sequence.table, sequence.next_chunk.start
+        absent = table.absent
+        needed = min(-(-(start + wanted) // table.block_size) - absent.start, len(absent))
         blocks = None
         while needed > 0 and blocks is None:
             needed = min(needed, self.pool.num_free)
             blocks = self.pool.try_allocate(needed)
-        table.append(blocks or ())
-        return min(wanted, table.num_blocks * table.block_size - sequence.num_computed)
+        if blocks:
+            table.grow(blocks)
+        return min(wanted, table.absent.start * table.block_size - start)
 
     def give_up(self, sequence: Sequence, now_s: float, *, keep_remote: bool) -> None:
         """The sequence holds nothing any more; moves of its blocks that are under way are void."""
@@ -116,7 +121,7 @@ class SequenceBlocks:
         self._released += self._remote.let_go(remote, now_s)
         if not keep_remote:
             self.drop_idle_remote()
-        sequence.num_computed = 0
+        sequence.num_computed, sequence.holes = 0, []
         sequence.epoch += 1
         sequence.moving_from = None
 
@@ -151,9 +156,51 @@ class SequenceBlocks:
         """Give back what creditors hold for nobody: memory is short."""
         self._released += self._remote.drop_idle()
 
-    def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> None:
-        """What that creditor held (all, or of these moves) may not be found again."""
-        self._remote.lose(inst_id, move_ids)
+    # -- losing -----------------------------------------------------------------------------------
+
+    def lose(
+        self,
+        sequences: Iterable[Sequence],
+        inst_id: InstId,
+        move_ids: Collection[MoveId] | None = None,
+    ) -> int:
+        """That creditor's parts (all, or these moves) are holes of their sequences from now on.
+
+        Returns how many of the sequences have lost something.
+        """
+        spans = self._remote.lose(inst_id, move_ids)
+        # Told all the same: it may be slow or cut off, not gone.
+        self._released += spans
+        gone = {span.move_id for span in spans}
+        num_hurt = 0
+        for sequence in sequences:
+            size = sequence.table.block_size
+            lost = sequence.table.lose(gone)
+            for blocks in lost:
+                sequence.lose(range(blocks.start * size, blocks.stop * size))
+            num_hurt += bool(lost)
+        return num_hurt
+
+    def find_again(self, sequence: Sequence) -> None:
+        """Fill holes with cached blocks: left from before they moved, or computed by others."""
+        size = sequence.table.block_size
+        while self._is_caching and sequence.holes:
+            hole = sequence.holes[0]
+            absent = sequence.table.absent
+            if hole.start != absent.start * size:
+                return  # its next block is here, but not computed to its end
+            blocks = slice(absent.start, min(absent.stop, hole.stop // size))
+            found = self.pool.reuse(sequence.hashes[blocks])
+            if not found:
+                return
+            sequence.table.grow(found)
+            sequence.advance(len(found) * size)
+
+    def next_lost_block(self, sequence: Sequence) -> BlockHash | None:
+        """What the next hole begins with, if others that lost it can use it once it is there."""
+        if not self._is_caching or not sequence.holes:
+            return None
+        return sequence.hashes[sequence.holes[0].start // sequence.table.block_size]
 
     def _adopt(self, sequence: Sequence) -> bool:
         """Let go of local blocks that lie on a creditor already; False if there are none."""

@@ -6,7 +6,7 @@ grows, here. Called by the scheduler's books (`engine.sequence_blocks`) and read
 
 import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,9 +59,14 @@ class BlockTable:
         return len(self._blocks)
 
     @property
-    def first_absent(self) -> int:
-        """The index of the next block to be written: in the first hole, else at the end."""
-        return self._blocks.index(_HOLE) if self._num_holes else len(self._blocks)
+    def absent(self) -> range:
+        """Where `grow` puts blocks: the first hole, or all that lies beyond the end."""
+        if not self._num_holes:
+            return range(len(self._blocks), sys.maxsize)
+        first = stop = self._blocks.index(_HOLE)
+        while stop < len(self._blocks) and self._blocks[stop] == _HOLE:
+            stop += 1
+        return range(first, stop)
 
     def blocks_to_reach(self, num_tokens: int) -> int:
         """How many more blocks a sequence of `num_tokens` tokens needs, those of holes included."""
@@ -100,10 +105,16 @@ class BlockTable:
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def append(self, block_ids: Sequence[int]) -> None:
-        """Grow at the end."""
-        self._blocks.extend(block_ids)
-        self.local.extend(block_ids)
+    def grow(self, block_ids: Sequence[int]) -> None:
+        """Put local blocks into the first hole, from its beginning, or at the end if none is."""
+        if not self._num_holes:
+            self._blocks.extend(block_ids)
+            self.local.extend(block_ids)
+            return
+        hole = self.absent
+        if len(block_ids) > len(hole):
+            raise ValueError(f"{len(block_ids)} blocks do not fit into a hole of {len(hole)}")
+        self._replace(hole.start, block_ids)
 
     def attach(self, spans: Sequence[RemoteSpan]) -> None:
         """Begin with what creditors hold already; the table must not have local blocks yet."""
@@ -129,20 +140,24 @@ class BlockTable:
         """What the span held lies in these local blocks now."""
         if len(block_ids) != span.num_blocks:
             raise ValueError(f"{len(block_ids)} blocks in place of {span.num_blocks}")
-        self._replace(self._remove(span), block_ids)
+        index = self.remote.index(span)
+        del self.remote[index]
+        self._replace(self._starts.pop(index), block_ids)
 
-    def lose(self, span: RemoteSpan) -> range:
-        """A hole is where the span was; returns the indices of its blocks."""
-        first = self._remove(span)
-        self._replace(first, [_HOLE] * span.num_blocks)
-        return range(first, first + span.num_blocks)
-
-    def fill(self, block_ids: Sequence[int]) -> None:
-        """Put local blocks into the first hole, from its beginning; they must fit into it."""
-        first = self.first_absent
-        if self._blocks[first : first + len(block_ids)] != [_HOLE] * len(block_ids):
-            raise ValueError(f"the hole at block {first} has less than {len(block_ids)} blocks")
-        self._replace(first, block_ids)
+    def lose(self, move_ids: Collection[MoveId]) -> list[range]:
+        """Holes are where the spans of these moves were; returns the indices of their blocks."""
+        placed = list(zip(self._starts, self.remote, strict=True))
+        kept = [(first, span) for first, span in placed if span.move_id not in move_ids]
+        lost = [
+            range(first, first + span.num_blocks)
+            for first, span in placed
+            if span.move_id in move_ids
+        ]
+        for blocks in lost:
+            self._blocks[blocks.start : blocks.stop] = [_HOLE] * len(blocks)
+        self._starts, self.remote = [first for first, _ in kept], [span for _, span in kept]
+        self._refresh()
+        return lost
 
     def clear(self) -> tuple[list[int], list[RemoteSpan]]:
         """Empty the table; returns what the caller must free here and release elsewhere."""
@@ -156,17 +171,12 @@ class BlockTable:
         self._starts.insert(index, first)
         self.remote.insert(index, span)
 
-    def _remove(self, span: RemoteSpan) -> int:
-        index = self.remote.index(span)
-        del self.remote[index]
-        return self._starts.pop(index)
-
     def _replace(self, first: int, blocks: Sequence[int]) -> None:
         self._blocks[first : first + len(blocks)] = blocks
         self._refresh()
 
     def _refresh(self) -> None:
-        """Keep what every step needs; `append` alone leaves it true."""
+        """Keep what every step needs; growing at the end alone leaves it true."""
         self.local = [block_id for block_id in self._blocks if block_id >= 0]
         self._num_holes = self._blocks.count(_HOLE)
         num_remote_blocks = len(self._blocks) - len(self.local) - self._num_holes

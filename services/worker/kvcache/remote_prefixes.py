@@ -5,7 +5,7 @@ reads it in place. A span that no sequence uses is kept for a bounded time, sinc
 somebody else's memory. Owned by `engine.sequence_blocks`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.common.ids import InstId, MoveId
@@ -19,7 +19,6 @@ class _Kept:
     hashes: tuple[BlockHash, ...]
     num_holders: int = 1
     idle_since_s: float = 0.0
-    is_lost: bool = False
 
     @property
     def first(self) -> BlockHash:
@@ -70,21 +69,25 @@ class RemotePrefixes:
         return self.expire(now_s)
 
     def expire(self, now_s: float) -> list[RemoteSpan]:
-        return self._forget_if(lambda k: k.is_lost or now_s - k.idle_since_s >= self._keep_s)
+        return self._forget_idle(lambda kept: now_s - kept.idle_since_s >= self._keep_s)
 
     def drop_idle(self) -> list[RemoteSpan]:
         """Memory is short somewhere: give back whatever nobody uses."""
-        return self._forget_if(lambda _: True)
+        return self._forget_idle(lambda _: True)
 
-    def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> None:
-        """What lay there (all, or these moves) must not be found again; holders still let go."""
-        for kept in self._by_move.values():
-            if kept.span.inst_id == inst_id and (move_ids is None or kept.span.move_id in move_ids):
-                kept.is_lost = True
-                self._hide(kept)
+    def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> list[RemoteSpan]:
+        """What lay there (all, or these moves) is forgotten; whoever holds it has lost it."""
+        return self._forget(
+            kept
+            for kept in self._by_move.values()
+            if kept.span.inst_id == inst_id and (move_ids is None or kept.span.move_id in move_ids)
+        )
 
-    def _forget_if(self, is_due: Callable[[_Kept], bool]) -> list[RemoteSpan]:
-        due = [k for k in self._by_move.values() if k.num_holders == 0 and is_due(k)]
+    def _forget_idle(self, is_due: Callable[[_Kept], bool]) -> list[RemoteSpan]:
+        return self._forget(k for k in self._by_move.values() if k.num_holders == 0 and is_due(k))
+
+    def _forget(self, those: Iterable[_Kept]) -> list[RemoteSpan]:
+        due = list(those)
         for kept in due:
             del self._by_move[kept.span.move_id]
             self._hide(kept)
@@ -96,6 +99,6 @@ class RemotePrefixes:
             return
         del self._by_first[kept.first]
         for other in self._by_move.values():
-            if other.first == kept.first and other is not kept and not other.is_lost:
+            if other.first == kept.first and other is not kept:
                 self._by_first[kept.first] = other
                 return

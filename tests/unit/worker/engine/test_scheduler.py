@@ -3,12 +3,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import Overloaded
-from services.common.ids import InstId, MoveId, ReqId
+from services.common.ids import ReqId
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence import FinishReason, Request
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
-from tests.unit.worker.engine.world import BLOCK, World, request
+from tests.unit.worker.engine.world import ANOTHER, BLOCK, CREDITOR, World, request
 
 
 def test_one_budget_serves_prefill_chunks_and_decodes_alike() -> None:
@@ -173,21 +173,6 @@ def test_a_move_does_not_commit_after_its_sequence_gave_its_blocks_up() -> None:
     assert (world.pool.num_free, world.lent) == (4, {})
 
 
-def test_a_lost_part_is_recomputed_and_the_answer_goes_on() -> None:
-    world = World(num_blocks=4, remote_blocks=12, budget=8)
-    world.add(1, num_prompt=24, max_tokens=6)
-    while world.tokens_of(1) < 2:
-        world.step()
-        world.carry_out_all()
-    assert world.scheduler.lose_parts(InstId(3), world.now_s) == 0
-    assert world.scheduler.lose_parts(InstId(2), world.now_s, [MoveId(99)]) == 0
-    assert world.scheduler.lose_parts(InstId(2), world.now_s) == 1
-    world.settle()
-    world.run()
-    assert world.tokens_of(1) == 6
-    assert world.outputs[-1].finish_reason is FinishReason.LENGTH
-
-
 def test_what_cannot_go_on_ends_with_an_error_instead_of_waiting_for_ever() -> None:
     world = World(num_blocks=4, remote_blocks=8, budget=8)
     world.add(1, num_prompt=24, max_tokens=6)
@@ -265,13 +250,15 @@ def test_whoever_was_preempted_waits_until_somebody_finished() -> None:
     assert (world.tokens_of(1), world.tokens_of(2)) == (12, 12)
 
 
+CREDITORS = st.sampled_from([CREDITOR, ANOTHER])
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 10)),
         st.tuples(st.just("abort"), st.integers(1, 12), st.just(0)),
-        st.tuples(st.just("lose"), st.just(0), st.just(0)),
+        st.tuples(st.just("lose"), CREDITORS, st.just(0)),
+        st.tuples(st.just("fail"), CREDITORS, st.just(0)),
         st.tuples(st.just("plan"), st.integers(1, 12), st.integers(1, 4)),
-        st.tuples(st.just("move"), st.integers(0, 4), st.just(0)),
+        st.tuples(st.just("move"), st.integers(0, 4), CREDITORS),
         st.tuples(st.just("step"), st.just(0), st.just(0)),
     ),
     max_size=60,
@@ -307,12 +294,15 @@ def test_every_block_is_accounted_for_whatever_happens(
         elif kind == "abort":
             world.scheduler.abort(ReqId(first), world.now_s)
         elif kind == "lose":
-            world.scheduler.lose_parts(InstId(2), world.now_s)
+            world.lose(first)
+        elif kind == "fail":
+            world.fail_step(first)
         elif kind == "plan":
             order = world.scheduler.begin_move(ReqId(first), second)
             world.orders += [order] if order else []
         elif kind == "move" and world.orders:
-            world.carry_out(world.orders.pop(0), granted=min(first, world.remote_free))
+            granted = min(first, world.remote_free)
+            world.carry_out(world.orders.pop(0), granted, inst_id=second)
         world.settle()
         world.step()
     world.carry_out_all()

@@ -6,8 +6,10 @@ from services.worker.engine.sequence import MoveOrder, Request, Schedule, Sequen
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.block_table import RemoteSpan
+from tests.unit.worker.engine.pretend_kv import PretendKv
 
 BLOCK = 4
+CREDITOR, ANOTHER = 2, 3
 
 
 def request(req_id: int, num_prompt: int = 4, max_tokens: int = 4) -> Request:
@@ -26,7 +28,8 @@ class World:
         is_caching: bool = False,
         keep_remote_s: float = 0.0,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.kv = PretendKv(num_blocks, BLOCK)
+        self.pool = BlockPool(num_blocks, self.kv.poison)
         config = SchedulerConfig(BLOCK, budget, max_running, max_waiting=32)
         self.scheduler = Scheduler(config, SequenceBlocks(self.pool, keep_remote_s, is_caching))
         self.remote_blocks = remote_blocks
@@ -45,31 +48,51 @@ class World:
 
     def step(self, token: int = 7) -> Schedule:
         """Schedule, pretend to run (every sampled token is `token`), postprocess, settle."""
-        plan = self.scheduler.schedule(self.now_s, self.remote_free)
-        self.settle()
-        self.check(plan)
+        plan = self._schedule()
+        self.kv.run(plan)
         sampled = {item.sequence.req_id: token for item in plan.items if item.samples}
         outputs = self.scheduler.postprocess(plan, sampled, self.now_s)
-        self.outputs += [*plan.failed, *outputs]
-        self.orders += plan.moves
+        self.outputs += outputs
         self.settle()
         self.now_s += 1.0
         return plan
+
+    def fail_step(self, inst_id: int = CREDITOR) -> None:
+        """A step in which that creditor is found to be lost: nothing of it is recorded."""
+        self._schedule()
+        self.lose(inst_id)
+        self.now_s += 1.0
+
+    def _schedule(self) -> Schedule:
+        plan = self.scheduler.schedule(self.now_s, self.remote_free)
+        self.settle()
+        self.check(plan)
+        self.outputs += plan.failed
+        self.orders += plan.moves
+        return plan
+
+    def lose(self, inst_id: int = CREDITOR) -> int:
+        num_hurt = self.scheduler.lose_parts(InstId(inst_id), self.now_s)
+        self.settle()
+        return num_hurt
 
     def settle(self) -> None:
         for span in self.scheduler.blocks.take_released():
             del self.lent[span.move_id]
 
-    def carry_out(self, order: MoveOrder, granted: int | None = None) -> bool:
+    def carry_out(
+        self, order: MoveOrder, granted: int | None = None, inst_id: int = CREDITOR
+    ) -> bool:
         """What the mover does: reserve, copy, commit at a step boundary."""
         count = min(len(order.block_ids), self.remote_free if granted is None else granted)
         is_committed = False
         if count > 0:
             span = RemoteSpan(
-                order.req_id, InstId(2), Incarnation(1), MoveId(self._next_move), count
+                order.req_id, InstId(inst_id), Incarnation(1), MoveId(self._next_move), count
             )
             self._next_move += 1
             self.lent[span.move_id] = count
+            self.kv.commit(span, self.kv.copy_out(order.block_ids[:count]))
             is_committed = self.scheduler.commit_move(order, span)
             if not is_committed:
                 del self.lent[span.move_id]
@@ -106,6 +129,9 @@ class World:
             assert item.end <= item.sequence.num_tokens
             for position in range(item.start, item.end):
                 item.sequence.table.slot(position)
+        for sequence in self.scheduler.running:
+            assert all(hole.stop <= sequence.num_computed for hole in sequence.holes)
+            assert all(hole.stop % BLOCK == 0 for hole in sequence.holes)
 
     def check_writers(self, plan: Schedule) -> None:
         """A block that is written to in this step belongs to one sequence alone."""

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +18,7 @@ def span(num_blocks: int, inst_id: int = 2, move_id: int = 7) -> RemoteSpan:
 
 def table_of(*block_ids: int) -> BlockTable:
     table = BlockTable(BLOCK)
-    table.append(block_ids)
+    table.grow(block_ids)
     return table
 
 
@@ -25,12 +26,11 @@ def test_blocks_to_reach_counts_what_is_missing() -> None:
     table = BlockTable(BLOCK)
     assert table.blocks_to_reach(0) == 0
     assert table.blocks_to_reach(1) == 1
-    table.append([9, 3])
+    table.grow([9, 3])
     assert table.blocks_to_reach(8) == 0
     assert table.blocks_to_reach(9) == 1
-    lost = span(1)
-    table.commit_move(0, lost)
-    table.lose(lost)
+    table.commit_move(0, span(1))
+    table.lose([MoveId(7)])
     assert [table.blocks_to_reach(n) for n in (0, 8, 9)] == [1, 1, 2]
 
 
@@ -67,13 +67,12 @@ def test_a_chunk_attends_to_what_lies_before_its_end_alone() -> None:
 
 def test_nothing_attends_across_a_hole() -> None:
     table = table_of(0, 1, 2)
-    lost = span(1)
-    table.commit_move(1, lost)
-    table.lose(lost)
+    table.commit_move(1, span(1))
+    table.lose([MoveId(7)])
     assert table.context(BLOCK) == ([0], 0, [])
     with pytest.raises(ValueError, match="hole"):
         table.context(3 * BLOCK)
-    table.fill([8])
+    table.grow([8])
     assert table.context(3 * BLOCK) == ([0, 8, 2], 0, [])
 
 
@@ -85,10 +84,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             table.commit_move(first, span(2, move_id=8))
     with pytest.raises(ValueError, match="in place of"):
         table.take_back(span(1), [5, 6])
-    table.lose(span(1))
-    with pytest.raises(ValueError, match="less than 2 blocks"):
-        table.fill([5, 6])
-    assert (table.local, table.remote, table.first_absent) == ([0, 2], [], 1)
+    table.lose([MoveId(7)])
+    with pytest.raises(ValueError, match="2 blocks do not fit"):
+        table.grow([5, 6])
+    assert (table.local, table.remote, table.absent) == ([0, 2], [], range(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,14 @@ class Model:
 
     def first_of(self, span: RemoteSpan) -> int:
         return self.cells.index(Cell(span=span))
+
+    @property
+    def absent(self) -> range:
+        if Cell() not in self.cells:
+            return range(len(self.cells), sys.maxsize)
+        first = self.cells.index(Cell())
+        size = next((n for n, cell in enumerate(self.cells[first:]) if cell != Cell()), None)
+        return range(first, len(self.cells) if size is None else first + size)
 
     def run(self, start: int, stop: int) -> list[int]:
         found: list[int] = []
@@ -149,10 +156,11 @@ class TableMachine(RuleBasedStateMachine):
         self.model.cells += [Cell(span=s) for s in spans for _ in range(s.num_blocks)]
 
     @rule(count=st.integers(0, 4))
-    def append(self, count: int) -> None:
-        block_ids = self._ids(count)
-        self.table.append(block_ids)
-        self.model.cells += [Cell(block_id) for block_id in block_ids]
+    def grow(self, count: int) -> None:
+        absent = self.table.absent
+        block_ids = self._ids(min(count, len(absent)))
+        self.table.grow(block_ids)
+        self.model.put(absent.start, [Cell(block_id) for block_id in block_ids])
 
     @precondition(lambda self: self.model.local)
     @rule(start=st.integers(0, 20), size=st.integers(1, 3))
@@ -167,10 +175,12 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.remote)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        lost = data.draw(st.sampled_from(self.model.remote))
-        first = self.model.first_of(lost)
-        assert self.table.lose(lost) == range(first, first + lost.num_blocks)
-        self.model.put(first, [Cell()] * lost.num_blocks)
+        lost = data.draw(st.sets(st.sampled_from(self.model.remote)))
+        places = [(self.model.first_of(span), span.num_blocks) for span in lost]
+        expected = [range(first, first + count) for first, count in sorted(places)]
+        assert self.table.lose({span.move_id for span in lost}) == expected
+        for first, count in places:
+            self.model.put(first, [Cell()] * count)
 
     @precondition(lambda self: self.model.remote)
     @rule(data=st.data())
@@ -179,14 +189,6 @@ class TableMachine(RuleBasedStateMachine):
         first, block_ids = self.model.first_of(taken), self._ids(taken.num_blocks)
         self.table.take_back(taken, block_ids)
         self.model.put(first, [Cell(block_id) for block_id in block_ids])
-
-    @precondition(lambda self: Cell() in self.model.cells)
-    @rule()
-    def fill(self) -> None:
-        block_ids = self._ids(1)
-        first = self.model.cells.index(Cell())
-        self.table.fill(block_ids)
-        self.model.put(first, [Cell(block_ids[0])])
 
     @rule()
     def clear(self) -> None:
@@ -198,8 +200,7 @@ class TableMachine(RuleBasedStateMachine):
         table, cells = self.table, self.model.cells
         assert (table.local, table.remote) == (self.model.local, self.model.remote)
         assert table.num_blocks == len(cells)
-        absent = cells.index(Cell()) if Cell() in cells else len(cells)
-        assert table.first_absent == absent
+        assert table.absent == self.model.absent
         assert table.blocks_to_reach(BLOCK * len(cells) + 1) == cells.count(Cell()) + 1
 
     @invariant()
@@ -210,7 +211,7 @@ class TableMachine(RuleBasedStateMachine):
             assert list(table.local_run(0, index)) == model.run(0, index)
             if cell.block_id is not None:
                 assert table.slot(index * BLOCK + 1) == cell.block_id * BLOCK + 1
-            if index < table.first_absent:
+            if index < table.absent.start:
                 before = Model(model.cells[: index + 1])
                 num_remote = index + 1 - len(before.local)
                 expected = (before.local, num_remote * BLOCK, before.remote)
