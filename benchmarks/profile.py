@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.engine_rig import EngineRig
 from benchmarks.measure import decode_step_s
 from benchmarks.workload import Workload
-from kernels.native.decoder import NativeHead, NativeLayer
+from kernels.native.decoder import NativeDecoder
 from services.worker.engine import runner
-from services.worker.engine.attention import DistAttention
+from services.worker.engine.attention import RemoteAttention
 from services.worker.engine.engine import Engine
 from services.worker.engine.scheduler import Scheduler
 
@@ -28,13 +28,11 @@ REST = "rest"
 TIMED: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "schedule", "schedule"),
     (Scheduler, "postprocess", "schedule"),
-    (runner, "_step_attention", "metadata"),
+    (runner, "_step_kv", "metadata"),
+    (runner, "_remote_rows", "metadata"),
     (runner, "_tokens", "metadata"),
-    (DistAttention, "begin", "attention"),
-    (DistAttention, "__call__", "attention"),
-    (NativeLayer, "before_attention", "layers"),
-    (NativeLayer, "after_attention", "layers"),
-    (NativeHead, "logits", "lm_head"),
+    (RemoteAttention, "begin", "attention"),
+    (NativeDecoder, "logits", "lm_head"),
     (runner, "sample", "sampling"),
     (Engine, "_publish", "hand-over"),
 )
@@ -59,6 +57,21 @@ class StepClock:
 
         return call
 
+    def layers(self, function: Callable[..., None]) -> Callable[..., None]:
+        """A decoder's `run`, of whose time it knows itself what attention took."""
+
+        def call(decoder: NativeDecoder, *args: Any) -> None:
+            started, attention_s = time.perf_counter(), decoder.attention_s
+            function(decoder, *args)
+            elapsed_s, attention_s = (
+                time.perf_counter() - started,
+                decoder.attention_s - attention_s,
+            )
+            self._current["attention"] += attention_s
+            self._current["layers"] += elapsed_s - attention_s
+
+        return call
+
     def step(self, function: Callable[..., bool]) -> Callable[..., bool]:
         """`function`, whose every call is a step; a step that ran nothing does not count."""
 
@@ -80,6 +93,7 @@ def timed_engine(clock: StepClock) -> Iterator[None]:
     with ExitStack() as replaced:
         for owner, name, phase in TIMED:
             replaced.enter_context(_replaced(owner, name, clock.timed(getattr(owner, name), phase)))
+        replaced.enter_context(_replaced(NativeDecoder, "run", clock.layers(NativeDecoder.run)))
         replaced.enter_context(_replaced(Engine, "_step", clock.step(Engine._step)))
         yield
 

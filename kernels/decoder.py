@@ -1,12 +1,16 @@
-"""The interface of what surrounds the attention in a decoder of the Llama family.
+"""The interface of a decoder of the Llama family: all of its layers, and the head.
 
 The models' loader hands weights over, one layer at a time; the model calls what it gets for them.
+DistAttention happens in here: per layer, queries go to whoever holds other parts, the part that
+lies here is attended to meanwhile, and then the others' partials are merged (paper section 4).
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from kernels.partial import AttentionPartial, PagedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +45,48 @@ class LayerWeights:
     down: Tensor
 
 
-class DecoderLayer(Protocol):
-    """Activations are float32 and contiguous. Results are overwritten by the next layer's."""
+@dataclass(frozen=True, slots=True)
+class StepKv:
+    """Where the rows of one step write their K and V, and what of this pool they attend to."""
 
-    def before_attention(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [rows, hidden_size]; cos, sin [rows, head_dim / 2] of the rows' positions.
+    pool: Tensor
+    """As `interface` has it."""
+    slots: Tensor
+    """int64 [rows]"""
+    rows: PagedRows
 
-        Returns q [rows, num_heads, head_dim] and k, v [rows, num_kv_heads, head_dim], q and k
-        roped.
-        """
+
+class Elsewhere(Protocol):
+    """The parts of a step's contexts that lie outside its pool."""
+
+    def ask(self, layer: int, query: Tensor) -> None:
+        """Send what others need of query [rows, num_heads, head_dim], roped and scaled."""
         ...
 
-    def after_attention(self, hidden: Tensor, attended: Tensor) -> None:
-        """Adds the projection of attended [rows, num_heads * head_dim], then the MLP, to hidden."""
+    def merge_into(self, layer: int, partial: AttentionPartial) -> None:
+        """Add what they answered to the partial of all rows."""
         ...
 
 
-class DecoderHead(Protocol):
+class Decoder(Protocol):
+    """Activations are float32 and contiguous. Raises ValueError where sizes do not fit together."""
+
+    def run(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, elsewhere: Elsewhere | None
+    ) -> None:
+        """All layers, in place: hidden [rows, hidden_size]; cos, sin [rows, head_dim / 2]."""
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab_size] float32 of hidden [rows, hidden_size]; overwritten by the next."""
         ...
 
 
-class DecoderKernels(Protocol):
-    def layer(self, weights: LayerWeights) -> DecoderLayer:
+class DecoderBuilder(Protocol):
+    def add_layer(self, weights: LayerWeights) -> None:
         """Lays the weights out as they are read; the originals are not needed any more."""
         ...
 
-    def head(self, norm: Tensor, weight: Tensor) -> DecoderHead:
-        """The final norm, and the product with weight [vocab_size, hidden_size]."""
+    def build(self, norm: Tensor, head: Tensor) -> Decoder:
+        """Of the layers so far, the final norm, and the product with head [vocab, hidden_size]."""
         ...

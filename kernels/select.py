@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from kernels.decoder import DecoderKernels, DecoderShape
+from kernels.decoder import DecoderBuilder, DecoderShape
 from kernels.interface import Kernels
 from kernels.native.build import BuildError, default_cache_dir
-from kernels.native.decoder import NativeDecoder, supports
+from kernels.native.decoder import NativeDecoderBuilder, supports
 from kernels.native.kernels import NativeKernels
 from kernels.reference import ReferenceKernels
-from kernels.torch_decoder import TorchDecoder
+from kernels.torch_decoder import TorchDecoderBuilder
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -38,8 +38,8 @@ def select(device: str, num_threads: int, cache_dir: Path | None = None) -> Kern
 
 def select_decoder(
     kernels: Kernels, shape: DecoderShape, dtype: torch.dtype, device: torch.device
-) -> DecoderKernels:
+) -> DecoderBuilder:
     """What suits the kernels that attend: their threads compute the layers, too."""
     if isinstance(kernels, NativeKernels) and supports(shape):
-        return NativeDecoder(kernels, shape, dtype)
-    return TorchDecoder(shape, dtype, device)
+        return NativeDecoderBuilder(kernels, shape, dtype)
+    return TorchDecoderBuilder(kernels, shape, dtype, device)

@@ -7,17 +7,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.decoder import DecoderShape, LayerWeights
+from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
+from kernels.interface import Kernels
+from kernels.partial import AttentionPartial
 
 
-class TorchDecoder:
-    def __init__(self, shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> None:
+class TorchDecoderBuilder:
+    def __init__(
+        self, kernels: Kernels, shape: DecoderShape, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._kernels = kernels
         self._shape = shape
         self._dtype = dtype
         self._device = device
+        self._layers: list[_Layer] = []
 
-    def layer(self, weights: LayerWeights) -> "TorchLayer":
-        return TorchLayer(
+    def add_layer(self, weights: LayerWeights) -> None:
+        layer = _Layer(
             self._shape,
             norms=(self._norm(weights.attention_norm), self._norm(weights.mlp_norm)),
             qkv=self._matrix(weights.qkv),
@@ -25,9 +31,12 @@ class TorchDecoder:
             gate_up=self._matrix(torch.cat((weights.gate, weights.up))),
             down=self._matrix(weights.down),
         )
+        self._layers.append(layer)
 
-    def head(self, norm: Tensor, weight: Tensor) -> "TorchHead":
-        return TorchHead(self._norm(norm), self._matrix(weight), self._shape.rms_norm_eps)
+    def build(self, norm: Tensor, head: Tensor) -> "TorchDecoder":
+        return TorchDecoder(
+            self._kernels, self._shape, self._layers, (self._norm(norm), self._matrix(head))
+        )
 
     def _norm(self, weight: Tensor) -> Tensor:
         return weight.to(self._device)
@@ -36,7 +45,43 @@ class TorchDecoder:
         return weight.to(self._device, self._dtype)
 
 
-class TorchLayer:
+class TorchDecoder:
+    def __init__(
+        self,
+        kernels: Kernels,
+        shape: DecoderShape,
+        layers: list["_Layer"],
+        head: tuple[Tensor, Tensor],
+    ) -> None:
+        self._kernels = kernels
+        self._shape = shape
+        self._layers = layers
+        self._norm, self._head = head
+
+    def run(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, elsewhere: Elsewhere | None
+    ) -> None:
+        heads = (len(hidden), self._shape.num_heads, self._shape.head_dim)
+        partial = AttentionPartial.allocate(*heads, hidden.device)
+        attended = hidden.new_empty(len(hidden), self._shape.q_size)
+        scale = self._shape.head_dim**-0.5
+        for index, layer in enumerate(self._layers):
+            q, k, v = layer.before_attention(hidden, cos, sin)
+            self._kernels.write_kv(kv.pool, index, k, v, kv.slots)
+            query = q * scale
+            if elsewhere is not None:
+                elsewhere.ask(index, query)
+            self._kernels.micro_attention(query, kv.pool, index, kv.rows, partial)
+            if elsewhere is not None:
+                elsewhere.merge_into(index, partial)
+            self._kernels.finalize(partial, attended)
+            layer.after_attention(hidden, attended)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return _multiply(_normalize(hidden, self._norm, self._shape.rms_norm_eps), self._head)
+
+
+class _Layer:
     def __init__(
         self,
         shape: DecoderShape,
@@ -56,6 +101,7 @@ class TorchLayer:
     def before_attention(
         self, hidden: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [rows, num_heads, head_dim] and k, v [rows, num_kv_heads, head_dim], q and k roped."""
         shape = self._shape
         normed = _normalize(hidden, self._attention_norm, shape.rms_norm_eps)
         heads = _multiply(normed, self._qkv).view(len(hidden), -1, shape.head_dim)
@@ -63,20 +109,11 @@ class TorchLayer:
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v.contiguous()
 
     def after_attention(self, hidden: Tensor, attended: Tensor) -> None:
+        """Adds the projection of attended [rows, num_heads * head_dim], then the MLP, to hidden."""
         hidden += _multiply(attended, self._attention_out)
         normed = _normalize(hidden, self._mlp_norm, self._shape.rms_norm_eps)
         gate, up = _multiply(normed, self._gate_up).chunk(2, -1)
         hidden += _multiply(functional.silu(gate).mul_(up), self._down)
-
-
-class TorchHead:
-    def __init__(self, norm: Tensor, weight: Tensor, eps: float) -> None:
-        self._norm = norm
-        self._weight = weight
-        self._eps = eps
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return _multiply(_normalize(hidden, self._norm, self._eps), self._weight)
 
 
 def _multiply(x: Tensor, weight: Tensor) -> Tensor:

@@ -41,30 +41,39 @@ inline void configure_tiles() {
 
 inline void release_tiles() { _tile_release(); }
 
-// c[16 or 32, kPanel] = a[16 or 32, depth] b; b is [depth / 32][2][tile], what lies `ahead` of it
-// (in elements) is prefetched on the way, if anything.
+// Where an element lies in rows of tiles: [rows / 16][depth / 32][16][32].
+inline int64_t tiled_index(int64_t row, int column, int depth) {
+  return row / kTileRows * kTileRows * depth + column / kTileDepth * kTileSize +
+         row % kTileRows * kTileDepth + column % kTileDepth;
+}
+
+// c[16 or 32, kPanel] = a[16 or 32, depth] b; a lies in rows of tiles, b in [depth / 32][2][tile].
+// What lies `ahead` of b (in elements) is fetched on the way, if anything.
 template <int RowTiles>
-inline void multiply_tiles(const Brain* a, int a_stride, const Brain* b, int depth, int ahead,
-                           float* c, int c_stride) {
-  const int stride = a_stride * (int)sizeof(Brain);
+inline void multiply_tiles(const Brain* a, const Brain* b, int depth, int64_t ahead, float* c,
+                           int c_stride) {
+  const Brain* below = a + kTileRows * depth;
   _tile_zero(0);
   _tile_zero(1);
   if (RowTiles == 2) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int k = 0; k < depth; k += kTileDepth, b += 2 * kTileSize) {
+  for (int k = 0; k < depth; k += kTileDepth) {
     if (ahead) prefetch(b + ahead, 2 * kTileSize);
     _tile_loadd(6, b, 64);
     _tile_loadd(7, b + kTileSize, 64);
-    _tile_loadd(4, a + k, stride);
+    _tile_loadd(4, a, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (RowTiles == 2) {
-      _tile_loadd(5, a + kTileRows * a_stride + k, stride);
+      _tile_loadd(5, below, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    a += kTileSize;
+    below += kTileSize;
+    b += 2 * kTileSize;
   }
   const int row_bytes = c_stride * (int)sizeof(float);
   _tile_stored(0, c, row_bytes);

@@ -11,20 +11,21 @@
 namespace illm {
 namespace {
 
-const char* find_error(const AttentionCall& call, int64_t num_rows, int64_t num_block_ids) {
-  if (call.row_start[0] != 0 || call.row_start[call.num_seqs] != num_rows)
+const char* find_error(const PagedRows& rows, const Pool& pool, int64_t num_rows,
+                       int64_t num_block_ids) {
+  if (rows.row_start[0] != 0 || rows.row_start[rows.num_seqs] != num_rows)
     return "row_start must go from 0 to the number of rows";
-  if (call.table_start[0] != 0 || call.table_start[call.num_seqs] != num_block_ids)
+  if (rows.table_start[0] != 0 || rows.table_start[rows.num_seqs] != num_block_ids)
     return "table_start must go from 0 to the number of block ids";
-  for (int i = 0; i < call.num_seqs; ++i) {
-    const int64_t blocks = int64_t(call.table_start[i + 1]) - call.table_start[i];
-    if (call.row_start[i + 1] < call.row_start[i] || blocks < 0)
+  for (int i = 0; i < rows.num_seqs; ++i) {
+    const int64_t blocks = int64_t(rows.table_start[i + 1]) - rows.table_start[i];
+    if (rows.row_start[i + 1] < rows.row_start[i] || blocks < 0)
       return "row_start and table_start must not decrease";
-    if (call.kv_len[i] > blocks * call.pool.block_size)
+    if (rows.kv_len[i] > blocks * pool.block_size)
       return "kv_len exceeds the slots of the sequence's blocks";
   }
   for (int64_t i = 0; i < num_block_ids; ++i)
-    if (call.block_ids[i] < 0 || call.block_ids[i] >= call.pool.num_blocks)
+    if (rows.block_ids[i] < 0 || rows.block_ids[i] >= pool.num_blocks)
       return "block ids must lie inside the pool";
   return nullptr;
 }
@@ -33,27 +34,6 @@ const char* find_error(const int64_t* ids, int64_t count, int64_t limit) {
   for (int64_t i = 0; i < count; ++i)
     if (ids[i] < 0 || ids[i] >= limit) return "slots and row_ids must lie inside what they index";
   return nullptr;
-}
-
-template <class T>
-void write_rows(const Pool& pool, T* plane, const float* rows, const int64_t* slots,
-                int64_t num_rows) {
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const int64_t block = slots[i] / pool.block_size, offset = slots[i] % pool.block_size;
-    T* to = plane + block * pool.block_stride() + offset * pool.head_dim;
-    for (int h = 0; h < pool.num_kv_heads; ++h, rows += pool.head_dim) {
-      T* head = to + int64_t(h) * pool.block_size * pool.head_dim;
-      for (int d = 0; d < pool.head_dim; ++d) head[d] = (T)rows[d];
-    }
-  }
-}
-
-template <class T>
-void write_kv(const Pool& pool, int layer, const float* k, const float* v, const int64_t* slots,
-              int64_t num_rows) {
-  T* keys = pool.layer_start<T>(layer);
-  write_rows(pool, keys, k, slots, num_rows);
-  write_rows(pool, keys + pool.plane_size(), v, slots, num_rows);
 }
 
 }  // namespace
@@ -68,15 +48,11 @@ ThreadPool* illm_start_threads(int num_threads) { return new ThreadPool(num_thre
 void illm_stop_threads(ThreadPool* threads) { delete threads; }
 
 const char* illm_micro_attention(ThreadPool* threads, const Pool* pool, int layer, const float* q,
-                                 int64_t num_rows, int num_heads, int num_seqs,
-                                 const int32_t* row_start, const int32_t* table_start,
-                                 const int32_t* block_ids, int64_t num_block_ids,
-                                 const int32_t* kv_len, bool is_causal, float* acc, float* max,
-                                 float* sum) {
-  const AttentionCall call{*pool,     layer,       q,         num_heads, num_seqs, row_start,
-                           table_start, block_ids, kv_len, is_causal, {acc, max, sum}};
-  const char* error = find_error(call, num_rows, num_block_ids);
-  if (!error) micro_attention(*threads, call);
+                                 int64_t num_rows, int num_heads, const PagedRows* rows,
+                                 int64_t num_block_ids, float* acc, float* max, float* sum) {
+  const char* error = find_error(*rows, *pool, num_rows, num_block_ids);
+  if (!error)
+    micro_attention(*threads, {*pool, layer, q, num_heads, *rows, {acc, max, sum}});
   return error;
 }
 
@@ -85,11 +61,9 @@ const char* illm_write_kv(const Pool* pool, int layer, const float* k, const flo
   const int64_t num_slots = int64_t(pool->num_blocks) * pool->block_size;
   const char* error = find_error(slots, num_rows, num_slots);
   if (error) return error;
-  switch (pool->format) {
-    case kFloat: write_kv<float>(*pool, layer, k, v, slots, num_rows); break;
-    case kHalf: write_kv<Half>(*pool, layer, k, v, slots, num_rows); break;
-    default: write_kv<Brain>(*pool, layer, k, v, slots, num_rows);
-  }
+  const int64_t size = int64_t(pool->num_kv_heads) * pool->head_dim;
+  for (int64_t i = 0; i < num_rows; ++i)
+    write_kv(*pool, layer, slots[i], k + i * size, v + i * size);
   return nullptr;
 }
 
@@ -127,15 +101,27 @@ void illm_pack(ThreadPool* threads, const Matrix* matrix, const float* first,
   pack(*threads, *matrix, first, second);
 }
 
-void illm_before_attention(ThreadPool* threads, const Layer* layer, const float* hidden,
-                           int num_rows, const float* cos, const float* sin, float* q, float* k,
-                           float* v) {
-  before_attention(*threads, *layer, hidden, num_rows, cos, sin, {q, k, v});
+// What is wrong with where the step's rows read and write, or null; asked once, before its layers.
+const char* illm_check_step(const Step* step, int64_t num_block_ids) {
+  const int64_t num_slots = int64_t(step->pool.num_blocks) * step->pool.block_size;
+  const char* error = find_error(step->slots, step->num_rows, num_slots);
+  return error ? error : find_error(step->rows, step->pool, step->num_rows, num_block_ids);
 }
 
-void illm_after_attention(ThreadPool* threads, const Layer* layer, float* hidden, int num_rows,
-                          const float* attended) {
-  after_attention(*threads, *layer, hidden, num_rows, attended);
+void illm_begin_layer(ThreadPool* threads, const Layer* layers, int index, const Step* step) {
+  begin_layer(*threads, layers[index], index, *step);
+}
+
+void illm_attend(ThreadPool* threads, const Layer* layers, int index, Step* step) {
+  attend(*threads, layers[index], index, *step);
+}
+
+void illm_end_layer(ThreadPool* threads, const Layer* layers, int index, const Step* step) {
+  end_layer(*threads, layers[index], nullptr, *step);
+}
+
+void illm_run_layers(ThreadPool* threads, const Layer* layers, int num_layers, Step* step) {
+  run_layers(*threads, layers, num_layers, *step);
 }
 
 void illm_compute_logits(ThreadPool* threads, const float* norm, float eps, const Matrix* head,

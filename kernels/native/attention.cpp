@@ -39,11 +39,11 @@ struct Batch {
   const AttentionCall& call;
   int group;
 
-  int num_rows(int seq) const { return call.row_start[seq + 1] - call.row_start[seq]; }
+  int num_rows(int seq) const { return call.rows.row_start[seq + 1] - call.rows.row_start[seq]; }
 
   // Slots that a row of the sequence sees; may be negative.
   int visible(int seq, int row) const {
-    return call.kv_len[seq] - (call.is_causal ? num_rows(seq) - 1 - row : 0);
+    return call.rows.kv_len[seq] - (call.rows.is_causal ? num_rows(seq) - 1 - row : 0);
   }
 };
 
@@ -63,7 +63,7 @@ class Scratch {
     keys = buffers_[4].take<float>(kMaxChunk * dim);
     values = buffers_[5].take<float>(kMaxChunk * padded_dim);
     scores = buffers_[6].take<float>(kScoreRows * kStride);
-    operand = buffers_[7].take<Brain>(kScoreRows * kOperandStride);
+    operand = buffers_[7].take<Brain>(kScoreRows * kMaxHeadDim);
     std::fill_n(acc, num_vectors * padded_dim, 0.0f);
     std::fill_n(max, num_vectors, -INFINITY);
     std::fill_n(sum, num_vectors, 0.0f);
@@ -86,7 +86,7 @@ void load_queries(const Batch& batch, const Item& item, Scratch& scratch) {
   const AttentionCall& call = batch.call;
   const int64_t dim = call.pool.head_dim;
   const float* q =
-      call.q + (call.row_start[item.seq] + item.first_row) * call.num_heads * dim;
+      call.q + (call.rows.row_start[item.seq] + item.first_row) * call.num_heads * dim;
   for_each_vector(item, batch.group, [&](int vector, int row, int head) {
     const float* from = q + (int64_t(row) * call.num_heads + head) * dim;
     std::copy(from, from + dim, scratch.queries + int64_t(vector) * kStride);
@@ -133,7 +133,7 @@ int chunk_end(const Item& item, int begin) {
 // that is not waited for, of the item that is likely to come next.
 Upcoming find_upcoming(const Batch& batch, const Item& item, const Item* next, int end) {
   const auto table = [&](const Item& i) {
-    return batch.call.block_ids + batch.call.table_start[i.seq];
+    return batch.call.rows.block_ids + batch.call.rows.table_start[i.seq];
   };
   if (end < item.end) return {table(item), end, chunk_end(item, end)};
   if (next && next->first_head == item.first_head)
@@ -146,7 +146,7 @@ void attend_item(const Batch& batch, const Item& item, const Item* next, Scratch
   const Pool& pool = batch.call.pool;
   const int dim = pool.head_dim, num_vectors = item.num_rows * batch.group;
   const int64_t head_size = int64_t(pool.block_size) * dim;
-  const int32_t* block_ids = batch.call.block_ids + batch.call.table_start[item.seq];
+  const int32_t* block_ids = batch.call.rows.block_ids + batch.call.rows.table_start[item.seq];
   const int block_shift = __builtin_ctz(pool.block_size);
   for (int begin = item.begin, end; begin < item.end; begin = end) {
     end = chunk_end(item, begin);
@@ -199,7 +199,7 @@ bool has_few_rows(const Batch& batch, int seq) {
 
 int num_splits(const Batch& batch, int seq) {
   if (!has_few_rows(batch, seq)) return 1;
-  return std::max(1, (batch.call.kv_len[seq] + kSplit - 1) / kSplit);
+  return std::max(1, (batch.call.rows.kv_len[seq] + kSplit - 1) / kSplit);
 }
 
 Partial split_partial(float* memory, int64_t rows, const AttentionCall& call) {
@@ -209,7 +209,7 @@ Partial split_partial(float* memory, int64_t rows, const AttentionCall& call) {
 }
 
 void plan_splits(const Batch& batch, int seq, Item item, float* memory, Plan& plan) {
-  const int kv_len = std::max(batch.call.kv_len[seq], 0);
+  const int kv_len = std::max(batch.call.rows.kv_len[seq], 0);
   item.num_rows = batch.num_rows(seq);
   item.num_heads = batch.call.pool.num_kv_heads;
   item.chunk = kDecodeChunk;
@@ -240,7 +240,7 @@ void plan_tiles(const Batch& batch, int seq, Item item, Plan& plan) {
 template <class Visit>
 void for_each_seq(const Batch& batch, Plan& plan, const Visit& visit) {
   float* memory = plan.splits.data();
-  for (int seq = 0; seq < batch.call.num_seqs; ++seq) {
+  for (int seq = 0; seq < batch.call.rows.num_seqs; ++seq) {
     visit(seq, memory);
     const int64_t later = num_splits(batch, seq) - 1;
     memory += later * batch.num_rows(seq) * batch.call.partial_row_size();
@@ -250,7 +250,7 @@ void for_each_seq(const Batch& batch, Plan& plan, const Visit& visit) {
 void make_plan(const Batch& batch, Plan& plan) {
   const AttentionCall& call = batch.call;
   int64_t size = 0;
-  for (int seq = 0; seq < call.num_seqs; ++seq)
+  for (int seq = 0; seq < call.rows.num_seqs; ++seq)
     size += int64_t(num_splits(batch, seq) - 1) * batch.num_rows(seq) * call.partial_row_size();
   plan.splits.resize(std::max(plan.splits.size(), size_t(size)));
   plan.items.clear();
@@ -258,7 +258,7 @@ void make_plan(const Batch& batch, Plan& plan) {
     if (batch.num_rows(seq) == 0) return;
     Item item{};
     item.seq = seq;
-    item.out = call.out.at(int64_t(call.row_start[seq]) * call.num_heads, call.pool.head_dim);
+    item.out = call.out.at(int64_t(call.rows.row_start[seq]) * call.num_heads, call.pool.head_dim);
     if (has_few_rows(batch, seq)) {
       plan_splits(batch, seq, item, memory, plan);
     } else {
@@ -272,7 +272,7 @@ void merge_splits(const Batch& batch, Plan& plan) {
   const int64_t dim = call.pool.head_dim;
   for_each_seq(batch, plan, [&](int seq, float* memory) {
     const int64_t rows = batch.num_rows(seq), vectors = rows * call.num_heads;
-    const Partial out = call.out.at(int64_t(call.row_start[seq]) * call.num_heads, dim);
+    const Partial out = call.out.at(int64_t(call.rows.row_start[seq]) * call.num_heads, dim);
     for (int i = 1; i < num_splits(batch, seq); ++i, memory += rows * call.partial_row_size()) {
       const Partial split = split_partial(memory, rows, call);
       for (int64_t v = 0; v < vectors; ++v) merge_head(out.at(v, dim), split.at(v, dim), dim);
@@ -289,8 +289,7 @@ void micro_attention(ThreadPool& threads, const AttentionCall& call) {
   const std::vector<Item>& items = plan.items;
   const int count = (int)items.size();
   threads.run(count, [&](int i) {
-    const int next = i + std::min(threads.num_threads(), count);
-    run_item(batch, items[i], next < count ? &items[next] : nullptr);
+    run_item(batch, items[i], i + 1 < count ? &items[i + 1] : nullptr);
   });
   merge_splits(batch, plan);
 }

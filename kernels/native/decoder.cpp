@@ -1,5 +1,6 @@
 #include "decoder.h"
 
+#include <chrono>
 #include <cmath>
 
 #include "amx.h"
@@ -16,32 +17,25 @@ class InputRows {
  public:
   InputRows(Buffer& buffer, const Matrix& matrix, int num_rows)
       : is_brain_(matrix.format == kBrainTiles), num_in_(matrix.num_in) {
-    const int depth = round_up(num_in_, kTileDepth);
-    // An odd number of cache lines between rows spreads them over the cache.
-    stride_ = is_brain_ ? depth + kTileDepth * (1 - depth / kTileDepth % 2) : depth;
+    stride_ = round_up(num_in_, kTileDepth);
     const int64_t size = int64_t(round_up(num_rows, kTileRows)) * stride_;
     data_ = is_brain_ ? (void*)buffer.take<Brain>(size) : (void*)buffer.take<float>(size);
-    if (is_brain_ && depth > num_in_)
+    if (is_brain_ && stride_ > num_in_)
       for (int i = 0; i < num_rows; ++i)
-        std::fill_n(row<Brain>(i) + num_in_, depth - num_in_, Brain(0.0f));
+        for (int d = num_in_; d < stride_; d += kLanes) put(i, d, Vec{});
   }
 
   void put(int64_t i, int column, Vec x) const {
     if (is_brain_) {
-      store(row<Brain>(i) + column, x);
+      store(static_cast<Brain*>(data_) + tiled_index(i, column, stride_), x);
     } else {
-      store(row<float>(i) + column, x);
+      store(static_cast<float*>(data_) + i * stride_ + column, x);
     }
   }
 
   operator Input() const { return {data_, stride_}; }
 
  private:
-  template <class T>
-  T* row(int64_t i) const {
-    return static_cast<T*>(data_) + i * stride_;
-  }
-
   bool is_brain_;
   int num_in_, stride_;
   void* data_;
@@ -69,66 +63,98 @@ void normalize(ThreadPool& threads, const float* hidden, int size, int num_rows,
 
 // The halves of every head rotated against each other.
 void rotate(const float* heads, int num_heads, int dim, const float* cos, const float* sin,
-            float* out) {
+            float scale, float* out) {
   const int half = dim / 2;
   for (int h = 0; h < num_heads; ++h, heads += dim, out += dim) {
     for (int d = 0; d < half; ++d) {
       const float a = heads[d], b = heads[d + half];
-      out[d] = a * cos[d] - b * sin[d];
-      out[d + half] = b * cos[d] + a * sin[d];
+      out[d] = (a * cos[d] - b * sin[d]) * scale;
+      out[d + half] = (b * cos[d] + a * sin[d]) * scale;
     }
   }
 }
 
-thread_local Buffer inputs, products;
+// (MA, m, e) of a row to its attention (equation 3, last line), in place.
+void finalize(const Partial& partial, int num_heads, int dim) {
+  for (int h = 0; h < num_heads; ++h) {
+    const float scale = partial.sum[h] == 0.0f ? 0.0f : 1.0f / partial.sum[h];
+    for (int d = 0; d < dim; ++d) partial.acc[h * dim + d] *= scale;
+  }
+}
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+thread_local Buffer inputs, products, roped;
 
 }  // namespace
 
-void before_attention(ThreadPool& threads, const Layer& layer, const float* hidden, int num_rows,
-                      const float* cos, const float* sin, const Heads& out) {
+void begin_layer(ThreadPool& threads, const Layer& layer, int index, const Step& step) {
+  const int num_rows = step.num_rows;
   const InputRows normed(inputs, layer.qkv, num_rows);
-  normalize(threads, hidden, layer.hidden_size(), num_rows, layer.attention_norm, layer.eps,
+  normalize(threads, step.hidden, layer.hidden_size(), num_rows, layer.attention_norm, layer.eps,
             normed);
   const int64_t width = round_up(layer.qkv.num_out, kPanel);
   float* qkv = products.take<float>(num_rows * width);
-  multiply_rows(threads, normed, num_rows, layer.qkv, [&](int64_t row, int column, Vec a, Vec b) {
-    store(qkv + row * width + column, a);
-    store(qkv + row * width + column + kLanes, b);
-  });
+  multiply_rows(threads, normed, num_rows, layer.qkv, &layer.attention_out,
+                [&](int64_t row, int column, Vec a, Vec b) {
+                  store(qkv + row * width + column, a);
+                  store(qkv + row * width + column + kLanes, b);
+                });
   const int dim = layer.head_dim;
   const int q_size = layer.num_heads * dim, kv_size = layer.num_kv_heads * dim;
+  const float scale = 1.0f / std::sqrt((float)dim);
   for_each_row(threads, num_rows, [&](int64_t row) {
-    const float* from = qkv + row * width;
-    const float *c = cos + row * dim / 2, *s = sin + row * dim / 2;
-    rotate(from, layer.num_heads, dim, c, s, out.q + row * q_size);
-    rotate(from + q_size, layer.num_kv_heads, dim, c, s, out.k + row * kv_size);
-    std::copy_n(from + q_size + kv_size, kv_size, out.v + row * kv_size);
+    const float *q = qkv + row * width, *k = q + q_size, *v = k + kv_size;
+    const float *c = step.cos + row * dim / 2, *s = step.sin + row * dim / 2;
+    rotate(q, layer.num_heads, dim, c, s, scale, step.q + row * q_size);
+    float* roped_k = roped.take<float>(kv_size);
+    rotate(k, layer.num_kv_heads, dim, c, s, 1.0f, roped_k);
+    write_kv(step.pool, index, step.slots[row], roped_k, v);
   });
 }
 
-void after_attention(ThreadPool& threads, const Layer& layer, float* hidden, int num_rows,
-                     const float* attended) {
-  const int size = layer.hidden_size(), q_size = layer.attention_out.num_in;
+void attend(ThreadPool& threads, const Layer& layer, int index, Step& step) {
+  const double started_s = now_s();
+  micro_attention(threads,
+                  {step.pool, index, step.q, layer.num_heads, step.rows, step.attended});
+  step.attention_s += now_s() - started_s;
+}
+
+void end_layer(ThreadPool& threads, const Layer& layer, const Matrix* next, const Step& step) {
+  const int num_rows = step.num_rows, size = layer.hidden_size();
+  const int dim = layer.head_dim, q_size = layer.num_heads * dim;
   const auto add = [&](int64_t row, int column, Vec a, Vec b) {
-    float* to = hidden + row * size + column;
+    float* to = step.hidden + row * size + column;
     store(to, load(to) + a);
     if (column + kLanes < size) store(to + kLanes, load(to + kLanes) + b);
   };
   {
     const InputRows rows(inputs, layer.attention_out, num_rows);
     for_each_row(threads, num_rows, [&](int64_t row) {
-      for (int d = 0; d < q_size; d += kLanes) rows.put(row, d, load(attended + row * q_size + d));
+      const Partial attended = step.attended.at(row * layer.num_heads, dim);
+      finalize(attended, layer.num_heads, dim);
+      for (int d = 0; d < q_size; d += kLanes) rows.put(row, d, load(attended.acc + d));
     });
-    multiply_rows(threads, rows, num_rows, layer.attention_out, add);
+    multiply_rows(threads, rows, num_rows, layer.attention_out, &layer.gate_up, add);
   }
   const InputRows normed(inputs, layer.gate_up, num_rows);
-  normalize(threads, hidden, size, num_rows, layer.mlp_norm, layer.eps, normed);
+  normalize(threads, step.hidden, size, num_rows, layer.mlp_norm, layer.eps, normed);
   const InputRows inner(products, layer.down, num_rows);
-  multiply_rows(threads, normed, num_rows, layer.gate_up,
+  multiply_rows(threads, normed, num_rows, layer.gate_up, &layer.down,
                 [&](int64_t row, int column, Vec gate, Vec up) {
                   inner.put(row, column / 2, silu(gate) * up);
                 });
-  multiply_rows(threads, inner, num_rows, layer.down, add);
+  multiply_rows(threads, inner, num_rows, layer.down, next, add);
+}
+
+void run_layers(ThreadPool& threads, const Layer* layers, int num_layers, Step& step) {
+  for (int i = 0; i < num_layers; ++i) {
+    begin_layer(threads, layers[i], i, step);
+    attend(threads, layers[i], i, step);
+    end_layer(threads, layers[i], i + 1 < num_layers ? &layers[i + 1].qkv : nullptr, step);
+  }
 }
 
 void compute_logits(ThreadPool& threads, const float* norm, float eps, const Matrix& head,
@@ -141,7 +167,7 @@ void compute_logits(ThreadPool& threads, const float* norm, float eps, const Mat
     if (n >= kLanes) return store(to, x);
     for (int i = 0; i < n; ++i) to[i] = x[i];
   };
-  multiply_rows(threads, normed, num_rows, head, [&](int64_t row, int column, Vec a, Vec b) {
+  multiply_rows(threads, normed, num_rows, head, nullptr, [&](int64_t row, int column, Vec a, Vec b) {
     put(row, column, a);
     put(row, column + kLanes, b);
   });

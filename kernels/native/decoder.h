@@ -1,6 +1,7 @@
-// What surrounds the attention in a layer of the Llama family, over packed rows.
+// The layers of a decoder of the Llama family over the packed rows of one step.
 #pragma once
 
+#include "api.h"
 #include "matrix.h"
 
 namespace illm {
@@ -16,17 +17,29 @@ struct Layer {
   int hidden_size() const { return qkv.num_in; }
 };
 
-struct Heads {
-  float *q, *k, *v;  // [rows, heads, head_dim] each
+// Mirrored by kernels/native/library.py.
+struct Step {
+  float* hidden;           // [rows, hidden_size]
+  const float *cos, *sin;  // [rows, head_dim / 2], of the rows' positions
+  float* q;                // [rows, num_heads, head_dim], scaled; of the layer at hand
+  Partial attended;        // of the layer at hand, over what lies here
+  const int64_t* slots;    // [rows]: where their K and V go
+  PagedRows rows;          // what they attend to here
+  Pool pool;
+  int32_t num_rows;
+  double attention_s;  // spent in `attend` so far
 };
 
-// hidden [rows, hidden_size]; cos and sin [rows, head_dim / 2] of the rows' positions.
-void before_attention(ThreadPool& threads, const Layer& layer, const float* hidden, int num_rows,
-                      const float* cos, const float* sin, const Heads& out);
+// A layer up to its queries: K and V are written.
+void begin_layer(ThreadPool& threads, const Layer& layer, int index, const Step& step);
 
-// attended [rows, num_heads * head_dim]; adds to hidden.
-void after_attention(ThreadPool& threads, const Layer& layer, float* hidden, int num_rows,
-                     const float* attended);
+// The layer's queries over the pool; others may add what they hold afterwards.
+void attend(ThreadPool& threads, const Layer& layer, int index, Step& step);
+
+// The rest of the layer, up to its hidden states. `next` is the product that will follow, or null.
+void end_layer(ThreadPool& threads, const Layer& layer, const Matrix* next, const Step& step);
+
+void run_layers(ThreadPool& threads, const Layer* layers, int num_layers, Step& step);
 
 // out [rows, head.num_out]
 void compute_logits(ThreadPool& threads, const float* norm, float eps, const Matrix& head,

@@ -1,15 +1,17 @@
 """A decoder's layers for CPUs: C++ over packed weights, on the threads of the attention kernels."""
 
-from ctypes import byref
+from ctypes import Array, byref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.decoder import DecoderShape, LayerWeights
-from kernels.native.kernels import NativeKernels
-from kernels.native.library import FORMATS, Layer, Matrix
+from kernels.checks import check_attention
+from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
+from kernels.native.kernels import NativeKernels, raise_if, view_pool, view_rows
+from kernels.native.library import FORMATS, Layer, Matrix, Step
 from kernels.native.memory import Arena
-from kernels.partial import check_tensor
+from kernels.partial import AttentionPartial, check_tensor
 
 #: What the sizes of a decoder have to be a multiple of: the widest vector.
 MULTIPLE = 16
@@ -20,15 +22,22 @@ def supports(shape: DecoderShape) -> bool:
     return all(size % MULTIPLE == 0 for size in sizes) and shape.head_dim % 2 == 0
 
 
-class NativeDecoder:
+@dataclass(frozen=True, slots=True)
+class _Head:
+    norm: Tensor
+    matrix: Matrix
+
+
+class NativeDecoderBuilder:
     def __init__(self, kernels: NativeKernels, shape: DecoderShape, dtype: torch.dtype) -> None:
         self._kernels = kernels
         self._shape = shape
         self._format = kernels.library.fastest_format(FORMATS[dtype])
         self._arena = Arena()
-        self._heads = _Heads(shape)
+        self._norms: list[Tensor] = []
+        self._layers: list[Layer] = []
 
-    def layer(self, weights: LayerWeights) -> "NativeLayer":
+    def add_layer(self, weights: LayerWeights) -> None:
         shape = self._shape
         norms = weights.attention_norm.clone(), weights.mlp_norm.clone()
         layer = Layer(
@@ -43,12 +52,14 @@ class NativeDecoder:
             shape.head_dim,
             shape.rms_norm_eps,
         )
-        return NativeLayer(self._kernels, layer, (self._arena, norms), self._heads)
+        self._norms += norms
+        self._layers.append(layer)
 
-    def head(self, norm: Tensor, weight: Tensor) -> "NativeHead":
-        return NativeHead(
-            self._kernels, norm.clone(), self._pack(weight), self._arena, self._shape.rms_norm_eps
-        )
+    def build(self, norm: Tensor, head: Tensor) -> "NativeDecoder":
+        layers = (Layer * len(self._layers))(*self._layers)
+        packed = _Head(norm.clone(), self._pack(head))
+        memory = (self._arena, self._norms)
+        return NativeDecoder(self._kernels, self._shape, layers, packed, memory)
 
     def _pack(self, weight: Tensor, second: Tensor | None = None) -> Matrix:
         check_tensor("weight", weight, torch.float32)
@@ -66,96 +77,104 @@ class NativeDecoder:
         return matrix
 
 
-class _Heads:
-    """q, k and v of whichever layer is being computed."""
+class NativeDecoder:
+    """One step at a time: its buffers are used again."""
 
-    def __init__(self, shape: DecoderShape) -> None:
-        self._shape = shape
-        self._tensors = self._of(0)
-
-    def rows(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        if len(self._tensors[0]) != num_rows:
-            self._tensors = self._of(num_rows)
-        return self._tensors
-
-    def _of(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        shape = self._shape
-        q = torch.empty(num_rows, shape.num_heads, shape.head_dim)
-        k, v = (torch.empty(num_rows, shape.num_kv_heads, shape.head_dim) for _ in range(2))
-        return q, k, v
-
-
-class NativeLayer:
-    def __init__(self, kernels: NativeKernels, layer: Layer, memory: object, heads: _Heads) -> None:
-        """`memory` is what the layer points into."""
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        shape: DecoderShape,
+        layers: Array[Layer],
+        head: _Head,
+        memory: object,
+    ) -> None:
+        """`memory` is what the layers point into."""
         self._kernels = kernels
-        self._layer = layer
+        self._shape = shape
+        self._layers = layers
+        self._head = head
         self._memory = memory
-        self._heads = heads
-        self._hidden_size = layer.qkv.num_in
-        self._half_dim = layer.head_dim // 2
-        self._q_size = layer.attention_out.num_in
+        self._room = _Room.allocate(shape, 0)
+        self._logits = torch.empty(0, head.matrix.num_out)
+        self.attention_s = 0.0
+        """Seconds that attention over this pool took in all steps so far."""
 
-    def before_attention(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        num_rows = len(hidden)
-        check_tensor("hidden", hidden, torch.float32, torch.Size((num_rows, self._hidden_size)))
-        angles = torch.Size((num_rows, self._half_dim))
+    def run(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, elsewhere: Elsewhere | None
+    ) -> None:
+        if len(hidden) > len(self._room.query):
+            self._room = _Room.allocate(self._shape, len(hidden))
+        room = self._room.first(len(hidden))
+        step = self._step(hidden, cos, sin, kv, room)
+        library, arguments = self._kernels.library, (self._kernels.threads, self._layers)
+        if elsewhere is None:
+            library.run_layers(*arguments, len(self._layers), byref(step))
+        else:
+            for index in range(len(self._layers)):
+                library.begin_layer(*arguments, index, byref(step))
+                elsewhere.ask(index, room.query)
+                library.attend(*arguments, index, byref(step))
+                elsewhere.merge_into(index, room.partial)
+                library.end_layer(*arguments, index, byref(step))
+        self.attention_s += step.attention_s
+
+    def _step(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, room: "_Room") -> Step:
+        num_rows, shape = len(hidden), self._shape
+        check_tensor("hidden", hidden, torch.float32, torch.Size((num_rows, shape.hidden_size)))
+        angles = torch.Size((num_rows, shape.head_dim // 2))
         check_tensor("cos", cos, torch.float32, angles)
         check_tensor("sin", sin, torch.float32, angles)
-        q, k, v = self._heads.rows(num_rows)
-        self._kernels.library.before_attention(
-            self._kernels.threads,
-            byref(self._layer),
+        check_tensor("slots", kv.slots, torch.int64, torch.Size((num_rows,)))
+        check_attention(room.query, kv.pool, len(self._layers) - 1, kv.rows, room.partial)
+        if kv.pool.shape[3] != shape.num_kv_heads:
+            raise ValueError(f"a pool of {kv.pool.shape[3]} KV heads, not {shape.num_kv_heads}")
+        step = Step(
             hidden.data_ptr(),
-            num_rows,
             cos.data_ptr(),
             sin.data_ptr(),
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-        )
-        return q, k, v
-
-    def after_attention(self, hidden: Tensor, attended: Tensor) -> None:
-        num_rows = len(hidden)
-        check_tensor("hidden", hidden, torch.float32, torch.Size((num_rows, self._hidden_size)))
-        check_tensor("attended", attended, torch.float32, torch.Size((num_rows, self._q_size)))
-        self._kernels.library.after_attention(
-            self._kernels.threads,
-            byref(self._layer),
-            hidden.data_ptr(),
+            room.query.data_ptr(),
+            room.partial.acc.data_ptr(),
+            room.partial.max.data_ptr(),
+            room.partial.sum.data_ptr(),
+            kv.slots.data_ptr(),
+            view_rows(kv.rows),
+            view_pool(kv.pool),
             num_rows,
-            attended.data_ptr(),
         )
-
-
-class NativeHead:
-    def __init__(
-        self, kernels: NativeKernels, norm: Tensor, matrix: Matrix, memory: object, eps: float
-    ) -> None:
-        self._kernels = kernels
-        self._norm = norm
-        self._matrix = matrix
-        self._memory = memory
-        self._eps = eps
-        self._logits = torch.empty(0, matrix.num_out)
+        raise_if(self._kernels.library.check_step(byref(step), kv.rows.block_ids.shape[0]))
+        return step
 
     def logits(self, hidden: Tensor) -> Tensor:
-        num_rows = len(hidden)
-        size = torch.Size((num_rows, self._matrix.num_in))
-        check_tensor("hidden", hidden, torch.float32, size)
+        num_rows, matrix = len(hidden), self._head.matrix
+        check_tensor("hidden", hidden, torch.float32, torch.Size((num_rows, matrix.num_in)))
         # Fresh memory for this much costs as much as filling it.
         if len(self._logits) < num_rows:
-            self._logits = torch.empty(num_rows, self._matrix.num_out)
+            self._logits = torch.empty(num_rows, matrix.num_out)
         self._kernels.library.compute_logits(
             self._kernels.threads,
-            self._norm.data_ptr(),
-            self._eps,
-            byref(self._matrix),
+            self._head.norm.data_ptr(),
+            self._shape.rms_norm_eps,
+            byref(matrix),
             hidden.data_ptr(),
             num_rows,
             self._logits.data_ptr(),
         )
         return self._logits[:num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The queries of the layer at hand, and their partial."""
+
+    query: Tensor
+    partial: AttentionPartial
+
+    @classmethod
+    def allocate(cls, shape: DecoderShape, num_rows: int) -> "_Room":
+        heads = (num_rows, shape.num_heads, shape.head_dim)
+        return cls(torch.empty(heads), AttentionPartial.allocate(*heads))
+
+    def first(self, num_rows: int) -> "_Room":
+        partial = self.partial
+        rows = (partial.acc[:num_rows], partial.max[:num_rows], partial.sum[:num_rows])
+        return _Room(self.query[:num_rows], AttentionPartial(*rows))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.checks import check_attention, check_finalize, check_merge, check_write
 from kernels.native.build import build_library
-from kernels.native.library import FORMATS, Pool, load_library
+from kernels.native.library import FORMATS, Pool, Rows, load_library
 from kernels.partial import AttentionPartial, PagedRows
 
 MIN_BLOCK_SIZE = 16
@@ -30,9 +30,14 @@ class NativeKernels:
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         check_write(pool, layer, k, v, slots)
         error = self.library.write_kv(
-            byref(_view(pool)), layer, k.data_ptr(), v.data_ptr(), slots.data_ptr(), slots.shape[0]
+            byref(view_pool(pool)),
+            layer,
+            k.data_ptr(),
+            v.data_ptr(),
+            slots.data_ptr(),
+            slots.shape[0],
         )
-        _raise_if(error)
+        raise_if(error)
 
     def micro_attention(
         self, q: Tensor, pool: Tensor, layer: int, rows: PagedRows, out: AttentionPartial
@@ -40,23 +45,18 @@ class NativeKernels:
         check_attention(q, pool, layer, rows, out)
         error = self.library.micro_attention(
             self.threads,
-            byref(_view(pool)),
+            byref(view_pool(pool)),
             layer,
             q.data_ptr(),
             q.shape[0],
             q.shape[1],
-            rows.num_seqs,
-            rows.row_start.data_ptr(),
-            rows.table_start.data_ptr(),
-            rows.block_ids.data_ptr(),
+            byref(view_rows(rows)),
             rows.block_ids.shape[0],
-            rows.kv_len.data_ptr(),
-            rows.causal,
             out.acc.data_ptr(),
             out.max.data_ptr(),
             out.sum.data_ptr(),
         )
-        _raise_if(error)
+        raise_if(error)
 
     def merge_rows(self, into: AttentionPartial, row_ids: Tensor, other: AttentionPartial) -> None:
         check_merge(into, row_ids, other)
@@ -74,7 +74,7 @@ class NativeKernels:
             num_heads,
             head_dim,
         )
-        _raise_if(error)
+        raise_if(error)
 
     def finalize(self, partial: AttentionPartial, out: Tensor) -> None:
         check_finalize(partial, out)
@@ -88,7 +88,7 @@ class NativeKernels:
         )
 
 
-def _view(pool: Tensor) -> Pool:
+def view_pool(pool: Tensor) -> Pool:
     num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = pool.shape
     if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two of at least 16, not {block_size}")
@@ -105,6 +105,17 @@ def _view(pool: Tensor) -> Pool:
     )
 
 
-def _raise_if(error: bytes | None) -> None:
+def view_rows(rows: PagedRows) -> Rows:
+    return Rows(
+        rows.row_start.data_ptr(),
+        rows.table_start.data_ptr(),
+        rows.block_ids.data_ptr(),
+        rows.kv_len.data_ptr(),
+        rows.num_seqs,
+        rows.causal,
+    )
+
+
+def raise_if(error: bytes | None) -> None:
     if error is not None:
         raise ValueError(error.decode())

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,19 @@ class Pool(ctypes.Structure):
         ("block_size", c_int32),
         ("head_dim", c_int32),
         ("format", c_int32),
+    )
+
+
+class Rows(ctypes.Structure):
+    """PagedRows."""
+
+    _fields_ = (
+        ("row_start", c_void_p),
+        ("table_start", c_void_p),
+        ("block_ids", c_void_p),
+        ("kv_len", c_void_p),
+        ("num_seqs", c_int32),
+        ("is_causal", c_int32),
     )
 
 
@@ -46,22 +59,42 @@ class Layer(ctypes.Structure):
     )
 
 
+class Step(ctypes.Structure):
+    _fields_ = (
+        ("hidden", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("q", c_void_p),
+        ("acc", c_void_p),
+        ("max", c_void_p),
+        ("sum", c_void_p),
+        ("slots", c_void_p),
+        ("rows", Rows),
+        ("pool", Pool),
+        ("num_rows", c_int32),
+        ("attention_s", c_double),
+    )
+
+
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """ctypes releases the GIL during each call. The last three return what was wrong, or None."""
+    """ctypes releases the GIL during each call. The last four return what was wrong, or None."""
 
     start_threads: Callable[..., int]
     stop_threads: Callable[..., None]
     fastest_format: Callable[..., int]
     matrix_bytes: Callable[..., int]
     pack: Callable[..., None]
-    before_attention: Callable[..., None]
-    after_attention: Callable[..., None]
+    begin_layer: Callable[..., None]
+    attend: Callable[..., None]
+    end_layer: Callable[..., None]
+    run_layers: Callable[..., None]
     compute_logits: Callable[..., None]
     finalize: Callable[..., None]
+    check_step: Callable[..., bytes | None]
     micro_attention: Callable[..., bytes | None]
     write_kv: Callable[..., bytes | None]
     merge_rows: Callable[..., bytes | None]
@@ -69,17 +102,19 @@ class Library:
 
 _THREE = (c_void_p, c_void_p, c_void_p)
 _POOL_AND_LAYER = (POINTER(Pool), c_int)
+#: The threads, all layers, which of them or how many, and the step.
+_STEP_AND_LAYER = (c_void_p, POINTER(Layer), c_int, POINTER(Step))
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "start_threads": (c_void_p, (c_int,)),
     "stop_threads": (None, (c_void_p,)),
     "fastest_format": (c_int32, (c_int32,)),
     "matrix_bytes": (c_int64, (POINTER(Matrix),)),
     "pack": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p)),
-    "before_attention": (
-        None,
-        (c_void_p, POINTER(Layer), c_void_p, c_int, c_void_p, c_void_p, *_THREE),
-    ),
-    "after_attention": (None, (c_void_p, POINTER(Layer), c_void_p, c_int, c_void_p)),
+    "begin_layer": (None, _STEP_AND_LAYER),
+    "attend": (None, _STEP_AND_LAYER),
+    "end_layer": (None, _STEP_AND_LAYER),
+    "run_layers": (None, _STEP_AND_LAYER),
+    "check_step": (c_char_p, (POINTER(Step), c_int64)),
     "compute_logits": (
         None,
         (c_void_p, c_void_p, c_float, POINTER(Matrix), c_void_p, c_int, c_void_p),
@@ -90,7 +125,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         (
             *(c_void_p, *_POOL_AND_LAYER),
             *(c_void_p, c_int64, c_int),  # q, num_rows, num_heads
-            *(c_int, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_bool),  # PagedRows
+            *(POINTER(Rows), c_int64),  # and how many block ids
             *_THREE,
         ),
     ),

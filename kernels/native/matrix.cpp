@@ -49,8 +49,7 @@ void pack(ThreadPool& threads, const Matrix& matrix, const float* first, const f
       const int64_t row = second ? p * kLanes + c % kLanes : p * kPanel + c;
       rows[c] = second || row < matrix.num_out ? from + row * matrix.num_in : nullptr;
     }
-    char* panel = static_cast<char*>(matrix.data) + p * matrix.panel_bytes();
-    pack_as((Format)matrix.format, rows, matrix.num_in, panel);
+    pack_as((Format)matrix.format, rows, matrix.num_in, matrix.panel(p));
   });
 }
 

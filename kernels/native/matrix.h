@@ -4,14 +4,13 @@
 
 #include <cstdint>
 
+#include "pool.h"
 #include "thread_pool.h"
 #include "tile.h"
 
 namespace illm {
 
-// What a panel holds: [num_in][kPanel] of a type, or bfloat16 in tiles of the matrix unit.
-enum Format : int32_t { kFloat, kHalf, kBrain, kBrainTiles };
-
+// A panel holds [num_in][kPanel] of its format's type.
 // Mirrored by kernels/native/library.py.
 struct Matrix {
   void* data;
@@ -19,6 +18,7 @@ struct Matrix {
 
   int num_panels() const { return (num_out + kPanel - 1) / kPanel; }
   int64_t panel_bytes() const;
+  void* panel(int p) const { return static_cast<char*>(data) + p * panel_bytes(); }
 };
 
 // The rows of first; or, where there is a second, of both by turns, kLanes of each: a panel then

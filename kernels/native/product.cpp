@@ -5,16 +5,20 @@
 namespace illm {
 namespace {
 
-constexpr int kReadAheadBytes = 4096;
+// How far on from a panel lies what is fetched during it, in elements; 0 for nothing.
+template <class T>
+int64_t distance(const T* panel, const void* next) {
+  return next ? static_cast<const T*>(next) - panel : 0;
+}
 
 template <class T>
 void multiply_block(const float* a, int stride, int num_rows, const T* panel, int num_in,
-                    bool is_first, float* c) {
+                    const void* next, float* c) {
   for (int row = 0; row < num_rows; row += kRowsPerProduct) {
     const int n = std::min(kRowsPerProduct, num_rows - row);
     with_constant<kRowsPerProduct>(n, [&](auto count) {
       Vec sums[count][2] = {};
-      const int ahead = is_first && row == 0 ? kReadAheadBytes / (int)sizeof(T) : 0;
+      const int64_t ahead = row == 0 ? distance(panel, next) : 0;
       multiply<count>(a + row * stride, stride, panel, kPanel, num_in, ahead, sums);
       for (int i = 0; i < n; ++i) {
         store(c + (row + i) * kPanel, sums[i][0]);
@@ -25,14 +29,14 @@ void multiply_block(const float* a, int stride, int num_rows, const T* panel, in
 }
 
 #if ILLM_HAS_AMX
-void multiply_block_of_tiles(const Brain* a, int stride, int num_rows, const Brain* panel,
-                             int num_in, bool is_first, float* c) {
+void multiply_block_of_tiles(const Brain* a, int num_rows, const Brain* panel,
+                             int num_in, const void* next, float* c) {
   const int depth = round_up(num_in, kTileDepth);
-  const int ahead = is_first ? kReadAheadBytes / (int)sizeof(Brain) : 0;
+  const int64_t ahead = distance(panel, next);
   if (num_rows > kTileRows) {
-    multiply_tiles<2>(a, stride, panel, depth, ahead, c, kPanel);
+    multiply_tiles<2>(a, panel, depth, ahead, c, kPanel);
   } else {
-    multiply_tiles<1>(a, stride, panel, depth, ahead, c, kPanel);
+    multiply_tiles<1>(a, panel, depth, ahead, c, kPanel);
   }
 }
 #endif
@@ -52,11 +56,11 @@ Multiplier::~Multiplier() {
 #endif
 }
 
-void Multiplier::multiply(int row, int p, float* c) const {
-  const int n = std::min(kRowsPerBlock, num_rows_ - row), stride = input_.stride;
-  const void* panel = static_cast<const char*>(matrix_.data) + p * matrix_.panel_bytes();
+void Multiplier::multiply(int row, int p, const void* next, float* c) const {
+  const int n = std::min(kRowsPerBlock, num_rows_ - row);
+  const void* panel = matrix_.panel(p);
   const auto block = [&](auto* weights) {
-    multiply_block(input_.row<float>(row), stride, n, weights, matrix_.num_in, row == 0, c);
+    multiply_block(input_.row<float>(row), input_.stride, n, weights, matrix_.num_in, next, c);
   };
   switch (matrix_.format) {
     case kFloat: return block(static_cast<const float*>(panel));
@@ -64,8 +68,8 @@ void Multiplier::multiply(int row, int p, float* c) const {
     case kBrain: return block(static_cast<const Brain*>(panel));
 #if ILLM_HAS_AMX
     case kBrainTiles:
-      return multiply_block_of_tiles(input_.row<Brain>(row), stride, n,
-                                     static_cast<const Brain*>(panel), matrix_.num_in, row == 0, c);
+      return multiply_block_of_tiles(input_.row<Brain>(row), n, static_cast<const Brain*>(panel),
+                                     matrix_.num_in, next, c);
 #endif
   }
 }

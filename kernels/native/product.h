@@ -9,13 +9,12 @@
 namespace illm {
 
 constexpr int kRowsPerBlock = 32;
-constexpr int kRunsPerThread = 4;  // so that nobody waits long for a thread that was held up
 
-// Rows of float; or of bfloat16 where the weights are tiles: then a whole number of tiles, the
-// columns filled up with zeros.
+// Rows of float; or, where the weights are tiles, of bfloat16 in tiles: [rows / 16][depth / 32][16][32],
+// filled up with zeros.
 struct Input {
   const void* data;
-  int stride;  // elements
+  int stride;  // elements between rows of float; between rows of tiles, over 16
 
   template <class T>
   const T* row(int64_t i) const {
@@ -23,16 +22,16 @@ struct Input {
   }
 };
 
-// Multiplies blocks of rows with panels; one for each run of panels of one thread.
+// Multiplies blocks of rows with panels; one for each thread of a product.
 class Multiplier {
  public:
   Multiplier(const Input& input, int num_rows, const Matrix& matrix);
   ~Multiplier();
   Multiplier(const Multiplier&) = delete;
 
-  // c[up to kRowsPerBlock, kPanel] = the rows from `row` on times panel p. The first block of rows
-  // brings the panel from memory for those that follow.
-  void multiply(int row, int p, float* c) const;
+  // c[up to kRowsPerBlock, kPanel] = the rows from `row` on times panel p. Meanwhile what lies at
+  // `next` is brought near, as much as a panel takes, if anything.
+  void multiply(int row, int p, const void* next, float* c) const;
 
  private:
   const Input& input_;
@@ -40,19 +39,23 @@ class Multiplier {
   const Matrix& matrix_;
 };
 
-// Calls put(row, column, a, b) with the kPanel outputs from each column on. Threads take runs of
-// panels, so that memory is read in order.
+// Calls put(row, column, a, b) with the kPanel outputs from each column on. Each thread reads a
+// share of the panels in order; during its last ones it fetches where its share of the product that
+// comes next begins, if one does, so that memory is not idle between the two.
 template <class Put>
 void multiply_rows(ThreadPool& threads, const Input& input, int num_rows, const Matrix& matrix,
-                   const Put& put) {
+                   const Matrix* next_matrix, const Put& put) {
   const int panels = matrix.num_panels();
-  const int runs = std::min(panels, threads.num_threads() * kRunsPerThread);
-  threads.run(runs, [&](int i) {
+  threads.share_out(panels, [&](Share share) {
     const Multiplier multiplier(input, num_rows, matrix);
     alignas(kCacheLine) float c[kRowsPerBlock * kPanel];
-    for (int p = panels * i / runs; p < panels * (i + 1) / runs; ++p) {
+    const auto after = [&](int p) -> const void* {
+      if (p + 1 != share.end_of(panels)) return p + 1 < panels ? matrix.panel(p + 1) : nullptr;
+      return next_matrix ? next_matrix->panel(share.begin_of(next_matrix->num_panels())) : nullptr;
+    };
+    for (int p; share.take(p);) {
       for (int row = 0; row < num_rows; row += kRowsPerBlock) {
-        multiplier.multiply(row, p, c);
+        multiplier.multiply(row, p, row == 0 ? after(p) : nullptr, c);
         for (int j = 0; j < std::min(kRowsPerBlock, num_rows - row); ++j)
           put(row + j, p * kPanel, load(c + j * kPanel), load(c + j * kPanel + kLanes));
       }

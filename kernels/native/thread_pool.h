@@ -15,12 +15,14 @@
 #include <immintrin.h>
 #endif
 
+#include "shares.h"
+
 namespace illm {
 
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { serve(); });
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
   }
 
   ~ThreadPool() {
@@ -34,18 +36,20 @@ class ThreadPool {
 
   int num_threads() const { return (int)threads_.size() + 1; }
 
-  // Calls function(i) for every i in 0..count-1, in any order, and returns when all are done.
-  template <class Function>
-  void run(int count, const Function& function) {
-    Job job{[](const void* f, int i) { (*static_cast<const Function*>(f))(i); }, &function, count};
-    if (threads_.empty() || count <= 1) return job.work();
+  // Calls work(share) on as many threads as are free; each takes indices from its share until none
+  // of 0..count-1 is left. Returns when all are done.
+  template <class Work>
+  void share_out(int count, const Work& work) {
+    const auto call = [](const void* w, Share share) { (*static_cast<const Work*>(w))(share); };
+    Job job(call, &work, count, num_threads());
+    if (threads_.empty() || count <= 1) return job.work(0);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       jobs_.push_back(&job);
       num_jobs_.store((int)jobs_.size());
     }
     for (int i = 1; i < count && i <= (int)threads_.size(); ++i) has_job_.notify_one();
-    job.work();
+    job.work(0);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       withdraw(&job);
@@ -55,20 +59,28 @@ class ThreadPool {
     is_left_.wait(lock, [&job] { return job.num_helpers.load() == 0; });
   }
 
+  // Calls function(i) for every i in 0..count-1, in any order, and returns when all are done.
+  template <class Function>
+  void run(int count, const Function& function) {
+    share_out(count, [&](Share share) {
+      for (int i; share.take(i);) function(i);
+    });
+  }
+
  private:
   struct Job {
-    void (*call)(const void*, int);
+    void (*call)(const void*, Share);
     const void* function;
-    int count;
-    std::atomic<int> next{0};
+    Shares shares;
     std::atomic<int> num_helpers{0};  // grows under the pool's mutex only
 
-    void work() {
-      for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) call(function, i);
-    }
+    Job(void (*c)(const void*, Share), const void* f, int count, int num_threads)
+        : call(c), function(f), shares(count, num_threads) {}
+
+    void work(int thread) { call(function, Share(shares, thread)); }
   };
 
-  void serve() {
+  void serve(int thread) {
     for (;;) {
       spin([this] { return num_jobs_.load() > 0; });
       std::unique_lock<std::mutex> lock(mutex_);
@@ -77,7 +89,7 @@ class ThreadPool {
       Job* job = jobs_.front();
       ++job->num_helpers;
       lock.unlock();
-      job->work();
+      job->work(thread);
       lock.lock();
       withdraw(job);
       // From here on the job may be gone: its caller watches the count without the mutex.

@@ -9,7 +9,6 @@
 namespace illm {
 
 constexpr int kTiledRows = 2 * kTileRows;
-constexpr int kOperandStride = 288;  // bfloat16 between rows; odd in cache lines
 
 #if ILLM_HAS_AMX
 
@@ -50,20 +49,20 @@ inline void tile_values(const PagedHead<Brain>& head, const Chunk& chunk, Brain*
 inline void narrow_rows(const float* from, int num_rows, int width, Brain* to) {
   for (int i = 0; i < num_rows; ++i)
     for (int d = 0; d < width; d += kLanes)
-      store(to + i * kOperandStride + d, load(from + i * kStride + d));
+      store(to + tiled_index(i, d, width), load(from + i * kStride + d));
 }
 
 inline void multiply_row_tiles(const Brain* a, int num_rows, const Brain* b, int depth, float* c,
                                int c_stride) {
   if (num_rows > kTileRows) {
-    multiply_tiles<2>(a, kOperandStride, b, depth, 0, c, c_stride);
+    multiply_tiles<2>(a, b, depth, 0, c, c_stride);
   } else {
-    multiply_tiles<1>(a, kOperandStride, b, depth, 0, c, c_stride);
+    multiply_tiles<1>(a, b, depth, 0, c, c_stride);
   }
 }
 
 // As attend_staged, kTiledRows rows at a time: scores [kTiledRows, kStride] and, rounded for a
-// product, operand [kTiledRows, kOperandStride].
+// product, operand, in rows of tiles.
 template <class Visible>
 void attend_tiled(const Tile& tile, const Chunk& chunk, const Brain* keys, const Brain* values,
                   int dim, float* scores, Brain* operand, const Visible& visible) {

@@ -12,7 +12,7 @@ import kernels
 from kernels.interface import Kernels
 from services.common.errors import ConfigError
 from services.worker.config import Config
-from services.worker.engine.attention import ChannelPool, DistAttention
+from services.worker.engine.attention import ChannelPool, RemoteAttention
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence_blocks import SequenceBlocks
@@ -56,14 +56,7 @@ def build_scheduler(config: Config, core: Core) -> Scheduler:
 
 
 def build_runner(config: Config, core: Core, channels: ChannelPool) -> Runner:
-    attention = DistAttention(
-        core.kernels,
-        core.storage.pool,
-        channels,
-        config.max_batched_tokens,
-        core.model.config.num_heads,
-    )
-    return Runner(core.model, attention, config.num_blocks)
+    return Runner(core.model, core.storage.pool, RemoteAttention(core.kernels, channels))
 
 
 def _allocate(config: Config, model: LlamaFamilyModel) -> KvStorage:

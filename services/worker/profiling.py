@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface import Kernels
-from kernels.partial import AttentionPartial, PagedRows
+from kernels import AttentionPartial, Kernels, PagedRows, StepKv
 from protos.infinite_llm.v1 import types_pb2
 from services.common.ids import new_move_id, new_req_id
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
@@ -21,7 +20,7 @@ from services.worker.distattention.wire import Geometry
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import Owner
 from services.worker.kvcache.storage import KvStorage
-from services.worker.models.llama import LlamaFamilyModel
+from services.worker.models.llama import LlamaFamilyModel, PackedTokens
 
 _BATCHES = (1, 8, 32)
 _CONTEXT_TOKENS = 2048
@@ -45,7 +44,7 @@ def measure_compute(
     """Everything but the link."""
     return types_pb2.PerfConstants(
         non_attention=[
-            types_pb2.BatchPoint(batch=batch, step_s=_non_attention_s(model, batch))
+            types_pb2.BatchPoint(batch=batch, step_s=_non_attention_s(model, storage, batch))
             for batch in _BATCHES
         ],
         attention_s_per_token=_attention_s_per_token(model, kernels, storage),
@@ -74,15 +73,15 @@ def measure_link(parts: LinkParts, perf: types_pb2.PerfConstants) -> None:
         parts.lender.release(owner, move_id)
 
 
-def _non_attention_s(model: LlamaFamilyModel, batch: int) -> float:
-    tokens = torch.zeros(batch, dtype=torch.int64)
-    nothing = torch.zeros(batch, model.config.num_heads * model.config.head_dim)
-    rows = torch.arange(batch)
-
-    def step() -> None:
-        model.forward(tokens, tokens, lambda layer, q, k, v: nothing, rows)
-
-    return _best_s(step)
+def _non_attention_s(model: LlamaFamilyModel, storage: KvStorage, batch: int) -> float:
+    """Of a step whose rows attend to nothing."""
+    rows = PagedRows.build(
+        [1] * batch, [()] * batch, [0] * batch,
+        causal=True, num_blocks=storage.num_blocks, block_size=storage.shape.block_size,
+    )  # fmt: skip
+    zeros = torch.zeros(batch, dtype=torch.int64)
+    tokens = PackedTokens(token_ids=zeros, positions=zeros, logits_rows=torch.arange(batch))
+    return _best_s(lambda: model.forward(tokens, StepKv(storage.pool, zeros, rows)))
 
 
 def _attention_s_per_token(model: LlamaFamilyModel, kernels: Kernels, storage: KvStorage) -> float:
@@ -119,7 +118,7 @@ def _round_trip_s(parts: LinkParts, part: RemotePart) -> float:
         channel.close()
 
 
-def _best_s(function: Callable[[], None], repeats: int = 3) -> float:
+def _best_s(function: Callable[[], object], repeats: int = 3) -> float:
     """The quickest of a few runs after a warm-up: the machine's rate, not its load."""
     function()
     times = []

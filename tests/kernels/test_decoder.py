@@ -1,19 +1,29 @@
 """The C++ decoder says what plain torch says, whatever else is in the batch."""
 
+from copy import copy
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import DecoderShape, LayerWeights, select_decoder
-from kernels.decoder import DecoderKernels, DecoderLayer
-from kernels.native.decoder import NativeDecoder, supports
+from kernels import (
+    AttentionPartial,
+    DecoderShape,
+    Elsewhere,
+    LayerWeights,
+    PagedRows,
+    StepKv,
+    select_decoder,
+)
+from kernels.decoder import Decoder, DecoderBuilder
+from kernels.native.decoder import NativeDecoder, NativeDecoderBuilder, supports
 from kernels.native.kernels import NativeKernels
 from kernels.reference import ReferenceKernels
-from kernels.torch_decoder import TorchDecoder
+from kernels.torch_decoder import TorchDecoder, TorchDecoderBuilder
 
 CPU = torch.device("cpu")
 #: Sizes that fill no panel, no tile and no block of rows.
@@ -26,6 +36,9 @@ SHAPE = DecoderShape(
     rms_norm_eps=1e-5,
 )
 VOCAB_SIZE = 101
+NUM_LAYERS = 2
+BLOCK_SIZE = 16
+BLOCKS_PER_ROW = 3
 #: With bfloat16, activations may be rounded to it as well.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -35,11 +48,12 @@ def random(*size: int, seed: int) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
-def make_weights(shape: DecoderShape, dtype: torch.dtype) -> LayerWeights:
+def make_weights(shape: DecoderShape, dtype: torch.dtype, layer: int) -> LayerWeights:
     """Exact in `dtype`, so that the implementations differ in their sums only."""
 
     def matrix(num_out: int, num_in: int, seed: int) -> Tensor:
-        return (random(num_out, num_in, seed=seed) / sqrt(num_in)).to(dtype).float()
+        values = random(num_out, num_in, seed=seed + 20 * layer)
+        return (values / sqrt(num_in)).to(dtype).float()
 
     hidden, inner = shape.hidden_size, shape.intermediate_size
     return LayerWeights(
@@ -58,37 +72,117 @@ def angles(num_rows: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-def run(layer: DecoderLayer, num_rows: int, first: int = 0) -> list[Tensor]:
-    """Everything that a layer computes of rows first..num_rows of the same input."""
-    hidden = random(num_rows, SHAPE.hidden_size, seed=9)[first:].clone()
-    attended = random(num_rows, SHAPE.q_size, seed=10)[first:]
-    cos, sin = angles(num_rows)
-    heads = [part.clone() for part in layer.before_attention(hidden, cos[first:], sin[first:])]
-    layer.after_attention(hidden, attended)
-    return [*heads, hidden]
+class Rows:
+    """Rows of a step, each a sequence of its own whose context lies in blocks of its own."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.hidden = random(num_rows, SHAPE.hidden_size, seed=9)
+        self.cos, self.sin = angles(num_rows)
+        blocks = num_rows * BLOCKS_PER_ROW
+        self.pool = random(blocks, NUM_LAYERS, 2, 2, BLOCK_SIZE, SHAPE.head_dim, seed=11)
+        self.kv_len = [1 + row * 7 % (BLOCKS_PER_ROW * BLOCK_SIZE) for row in range(num_rows)]
+
+    def run(self, decoder: Decoder, first: int = 0, elsewhere: Elsewhere | None = None) -> Tensor:
+        """The hidden states of rows first.. after all layers."""
+        num_rows = len(self.hidden) - first
+        rows = PagedRows.build(
+            [1] * num_rows,
+            [self._blocks(row) for row in range(first, len(self.hidden))],
+            self.kv_len[first:],
+            causal=True,
+            num_blocks=len(self.pool),
+            block_size=BLOCK_SIZE,
+        )
+        hidden, cos, sin = (part[first:].clone() for part in (self.hidden, self.cos, self.sin))
+        kv = StepKv(self.pool.clone(), self._slots()[first:], rows)
+        decoder.run(hidden, cos, sin, kv, elsewhere)
+        return hidden
+
+    def _slots(self) -> Tensor:
+        """Of each row's own token, the last of its context."""
+        first = torch.arange(len(self.hidden)) * BLOCKS_PER_ROW * BLOCK_SIZE
+        return first + torch.tensor(self.kv_len, dtype=torch.int64) - 1
+
+    def _blocks(self, row: int) -> range:
+        return range(row * BLOCKS_PER_ROW, (row + 1) * BLOCKS_PER_ROW)
+
+
+class Creditor:
+    """Holds the same for every row; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.queries: list[Tensor] = []
+
+    def ask(self, layer: int, query: Tensor) -> None:
+        assert layer == len(self.queries)
+        self.queries.append(query.clone())
+
+    def merge_into(self, layer: int, partial: AttentionPartial) -> None:
+        rows, heads, dim = partial.acc.shape
+        values = random(heads, dim, seed=layer)
+        held = AttentionPartial(
+            values.expand(rows, heads, dim).contiguous(),
+            self.queries[layer].sum(-1),
+            torch.ones(rows, heads),
+        )
+        ReferenceKernels().merge_rows(partial, torch.arange(rows), held)
+
+
+def build(builder: DecoderBuilder, dtype: torch.dtype, shape: DecoderShape = SHAPE) -> Any:
+    for layer in range(NUM_LAYERS):
+        builder.add_layer(make_weights(shape, dtype, layer))
+    head = random(VOCAB_SIZE, shape.hidden_size, seed=2).to(dtype).float() / 9
+    return builder.build(random(shape.hidden_size, seed=1), head)
+
+
+def plain(dtype: torch.dtype) -> TorchDecoder:
+    decoder = build(TorchDecoderBuilder(ReferenceKernels(), SHAPE, torch.float32, CPU), dtype)
+    assert isinstance(decoder, TorchDecoder)
+    return decoder
+
+
+def compiled(native: NativeKernels, dtype: torch.dtype) -> NativeDecoder:
+    decoder = build(NativeDecoderBuilder(native, SHAPE, dtype), dtype)
+    assert isinstance(decoder, NativeDecoder)
+    return decoder
 
 
 @DTYPES
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 16, 17, 33, 70])
-def test_a_layer_equals_torch(native: NativeKernels, dtype: torch.dtype, num_rows: int) -> None:
-    weights = make_weights(SHAPE, dtype)
-    actual = run(NativeDecoder(native, SHAPE, dtype).layer(weights), num_rows)
-    expected = run(TorchDecoder(SHAPE, torch.float32, CPU).layer(weights), num_rows)
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCES[dtype])
+def test_the_layers_equal_torch(native: NativeKernels, dtype: torch.dtype, num_rows: int) -> None:
+    rows = Rows(num_rows)
+    actual, expected = rows.run(compiled(native, dtype)), rows.run(plain(dtype))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCES[dtype])
+
+
+@DTYPES
+def test_parts_elsewhere_are_merged_in_every_layer(
+    native: NativeKernels, dtype: torch.dtype
+) -> None:
+    rows, creditors = Rows(5), (Creditor(), Creditor())
+    actual = rows.run(compiled(native, dtype), elsewhere=creditors[0])
+    expected = rows.run(plain(dtype), elsewhere=creditors[1])
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCES[dtype])
+    assert len(creditors[0].queries) == len(creditors[1].queries) == NUM_LAYERS
+    assert not torch.allclose(actual, rows.run(compiled(native, dtype)), atol=0.1)
+
+
+def test_nothing_elsewhere_changes_no_bit(native: NativeKernels) -> None:
+    """One call for all layers, or one for each part of each, is the same."""
+
+    class Nobody(Creditor):
+        def merge_into(self, layer: int, partial: AttentionPartial) -> None:
+            pass
+
+    rows, decoder = Rows(20), compiled(native, torch.bfloat16)
+    assert torch.equal(rows.run(decoder, elsewhere=Nobody()), rows.run(decoder))
 
 
 @DTYPES
 @pytest.mark.parametrize("num_rows", [1, 40])
 def test_the_head_equals_torch(native: NativeKernels, dtype: torch.dtype, num_rows: int) -> None:
-    norm = random(SHAPE.hidden_size, seed=1)
-    weight = random(VOCAB_SIZE, SHAPE.hidden_size, seed=2).to(dtype).float() / 9
     hidden = random(num_rows, SHAPE.hidden_size, seed=3)
-    decoders: list[DecoderKernels] = [
-        NativeDecoder(native, SHAPE, dtype),
-        TorchDecoder(SHAPE, torch.float32, CPU),
-    ]
-    actual, expected = (decoder.head(norm, weight).logits(hidden) for decoder in decoders)
+    actual, expected = compiled(native, dtype).logits(hidden), plain(dtype).logits(hidden)
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCES[dtype])
 
 
@@ -96,56 +190,65 @@ def test_the_head_equals_torch(native: NativeKernels, dtype: torch.dtype, num_ro
 def test_neither_other_rows_nor_threads_change_a_bit(
     native: NativeKernels, cache_dir: Path, dtype: torch.dtype
 ) -> None:
-    weights = make_weights(SHAPE, dtype)
-    batched = run(NativeDecoder(native, SHAPE, dtype).layer(weights), 70)
-    alone = NativeDecoder(NativeKernels(1, cache_dir), SHAPE, dtype).layer(weights)
+    rows = Rows(70)
+    batched = rows.run(compiled(native, dtype))
+    alone = compiled(NativeKernels(1, cache_dir), dtype)
     for first in (0, 7, 33, 69):
-        for one, all_rows in zip(run(alone, 70, first), batched, strict=True):
-            assert torch.equal(one, all_rows[first:])
+        assert torch.equal(rows.run(alone, first), batched[first:])
 
 
 def test_rows_of_nan_stay_alone(native: NativeKernels) -> None:
-    layer = NativeDecoder(native, SHAPE, torch.bfloat16).layer(make_weights(SHAPE, torch.bfloat16))
-    clean = run(layer, 5)[-1]
-    hidden = random(5, SHAPE.hidden_size, seed=9)
-    hidden[2] = torch.nan
-    layer.after_attention(hidden, random(5, SHAPE.q_size, seed=10))
-    assert hidden[2].isnan().all()
+    rows, decoder = Rows(5), compiled(native, torch.bfloat16)
+    clean = rows.run(decoder)
+    rows.hidden[2] = torch.nan
+    spoilt = rows.run(decoder)
+    assert spoilt[2].isnan().all()
     kept = [0, 1, 3, 4]
-    assert torch.equal(hidden[kept], clean[kept])
+    assert torch.equal(spoilt[kept], clean[kept])
 
 
 def test_no_rows_are_no_work(native: NativeKernels) -> None:
-    layer = NativeDecoder(native, SHAPE, torch.float32).layer(make_weights(SHAPE, torch.float32))
-    assert all(len(part) == 0 for part in run(layer, 0))
+    decoder = compiled(native, torch.float32)
+    assert len(Rows(1).run(decoder, first=1)) == 0
+
+
+def test_the_time_of_attention_is_kept_apart(native: NativeKernels) -> None:
+    decoder = compiled(native, torch.float32)
+    Rows(3).run(decoder)
+    first_s = decoder.attention_s
+    Rows(3).run(decoder)
+    assert 0 < first_s < decoder.attention_s
 
 
 def test_sizes_that_vectors_do_not_divide_are_left_to_torch(native: NativeKernels) -> None:
     odd = replace(SHAPE, intermediate_size=150)
     assert not supports(odd)
-    assert isinstance(select_decoder(native, odd, torch.float32, CPU), TorchDecoder)
-    assert isinstance(select_decoder(native, SHAPE, torch.float32, CPU), NativeDecoder)
+    assert isinstance(select_decoder(native, odd, torch.float32, CPU), TorchDecoderBuilder)
+    assert isinstance(select_decoder(native, SHAPE, torch.float32, CPU), NativeDecoderBuilder)
 
 
 def test_other_kernels_leave_layers_to_torch() -> None:
     chosen = select_decoder(ReferenceKernels(), SHAPE, torch.bfloat16, CPU)
-    assert isinstance(chosen, TorchDecoder)
+    assert isinstance(chosen, TorchDecoderBuilder)
 
 
 def test_wrong_shapes_are_refused(native: NativeKernels) -> None:
-    decoder = NativeDecoder(native, SHAPE, torch.float32)
-    layer = decoder.layer(make_weights(SHAPE, torch.float32))
-    hidden, (cos, sin) = random(2, SHAPE.hidden_size, seed=1), angles(2)
+    decoder, rows = compiled(native, torch.float32), Rows(2)
+
+    def refused(message: str, **changes: Any) -> None:
+        wrong = copy(rows)
+        wrong.__dict__.update(changes)
+        with pytest.raises(ValueError, match=message):
+            wrong.run(decoder)
+
+    refused("hidden must be", hidden=rows.hidden[:, 1:])
+    refused("cos must be", cos=rows.cos[:1])
+    refused("sin must be", sin=rows.sin.double())
+    refused("a pool of 1 KV heads, not 2", pool=rows.pool[:, :, :, :1].contiguous())
+    refused("of a pool of 1 layers", pool=rows.pool[:, :1].contiguous())
+    refused("block ids must lie", pool=rows.pool[:2])
     with pytest.raises(ValueError, match="hidden must be"):
-        layer.before_attention(hidden[:, 1:], cos, sin)
-    with pytest.raises(ValueError, match="cos must be"):
-        layer.before_attention(hidden, cos[:1], sin)
-    with pytest.raises(ValueError, match="sin must be"):
-        layer.before_attention(hidden, cos, sin.double())
-    with pytest.raises(ValueError, match="attended must be"):
-        layer.after_attention(hidden, random(3, SHAPE.q_size, seed=1))
-    head = decoder.head(random(SHAPE.hidden_size, seed=1), random(5, SHAPE.hidden_size, seed=2))
-    with pytest.raises(ValueError, match="hidden must be"):
-        head.logits(hidden[:, 1:])
+        decoder.logits(rows.hidden[:, 1:])
+    builder = NativeDecoderBuilder(native, SHAPE, torch.float32)
     with pytest.raises(ValueError, match="second must be"):
-        decoder.layer(replace(make_weights(SHAPE, torch.float32), up=random(3, 80, seed=1)))
+        builder.add_layer(replace(make_weights(SHAPE, torch.float32, 0), up=random(3, 80, seed=1)))

@@ -1,18 +1,17 @@
-"""DistAttention of one step: local part and remote parts, merged exactly (paper section 4).
+"""The parts of a step's attention that creditors hold (paper section 4).
 
-Implements the `Attention` protocol of the models. Per layer: write KV, send the queries of every
-borrowing request (one message per creditor), compute the local part meanwhile, merge the answers.
+What the kernels call `Elsewhere`: per layer, one message with the queries of every borrowing
+request to each creditor; the kernels compute the local part meanwhile; then the answers are merged.
 Used by the runner, on the engine thread.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 
 from kernels.interface import Kernels
-from kernels.partial import AttentionPartial, PagedRows
+from kernels.partial import AttentionPartial
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
@@ -28,15 +27,6 @@ class RemoteRows:
     parts: tuple[RemotePart, ...]
     row_ids: torch.Tensor
     """int64, in the order of the parts: which rows of the step's queries they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepAttention:
-    """Where the rows of one step read and write KV."""
-
-    slots: torch.Tensor
-    rows: PagedRows
-    remote: tuple[RemoteRows, ...]
 
 
 class ChannelPool:
@@ -77,78 +67,28 @@ class ChannelPool:
         self._channels.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """Where a layer's partial and output go."""
+class RemoteAttention:
+    """What creditors add to the attention of every layer; `begin` is called once per step."""
 
-    partial: AttentionPartial
-    out: torch.Tensor
-
-    @classmethod
-    def allocate(cls, num_rows: int, num_heads: int, head_dim: int) -> Self:
-        return cls(
-            AttentionPartial.allocate(num_rows, num_heads, head_dim),
-            torch.empty(num_rows, num_heads * head_dim),
-        )
-
-    @property
-    def num_rows(self) -> int:
-        return self.out.shape[0]
-
-    def first(self, num_rows: int) -> Self:
-        acc, maximum, total = self.partial.acc, self.partial.max, self.partial.sum
-        return type(self)(
-            AttentionPartial(acc[:num_rows], maximum[:num_rows], total[:num_rows]),
-            self.out[:num_rows],
-        )
-
-
-class DistAttention:
-    """The attention of every layer of one instance; `begin` is called once per step."""
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        pool: torch.Tensor,
-        channels: ChannelPool,
-        max_rows: int,
-        num_heads: int,
-    ) -> None:
-        head_dim = pool.shape[-1]
+    def __init__(self, kernels: Kernels, channels: ChannelPool) -> None:
         self._kernels = kernels
-        self._pool = pool
         self._channels = channels
-        self._scale = head_dim**-0.5
-        self._room = _Room.allocate(max_rows, num_heads, head_dim)
-        self._rows = self._room
-        self._step: StepAttention | None = None
         self._open: list[tuple[CreditorChannel, RemoteRows]] = []
 
-    def begin(self, step: StepAttention) -> None:
+    def begin(self, remote: Sequence[RemoteRows]) -> None:
         """Announce the step to every creditor it reads from. Raises PartLost."""
-        self._step = step
-        if self._rows.num_rows != step.slots.shape[0]:
-            self._rows = self._room.first(step.slots.shape[0])
-        self._open = [(self._channels.get(remote.creditor), remote) for remote in step.remote]
-        for channel, remote in self._open:
-            channel.begin_step(remote.parts)
+        self._open = [(self._channels.get(rows.creditor), rows) for rows in remote]
+        for channel, rows in self._open:
+            channel.begin_step(rows.parts)
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> [T, heads * head_dim]."""
-        if self._step is None:
-            raise RuntimeError("begin() was not called for this step")
-        step, partial, out = self._step, self._rows.partial, self._rows.out
-        self._kernels.write_kv(self._pool, layer, k.contiguous(), v.contiguous(), step.slots)
-        query = q * self._scale
-        for channel, remote in self._open:
-            channel.send_query(layer, query.index_select(0, remote.row_ids))
-        self._kernels.micro_attention(query, self._pool, layer, step.rows, partial)
-        for channel, remote in self._open:
-            self._kernels.merge_rows(partial, remote.row_ids, channel.receive_partial(layer))
-        self._kernels.finalize(partial, out)
-        return out
+    def ask(self, layer: int, query: torch.Tensor) -> None:
+        """query [rows, num_heads, head_dim] of all rows of the step, scaled."""
+        for channel, rows in self._open:
+            channel.send_query(layer, query.index_select(0, rows.row_ids))
+
+    def merge_into(self, layer: int, partial: AttentionPartial) -> None:
+        for channel, rows in self._open:
+            self._kernels.merge_rows(partial, rows.row_ids, channel.receive_partial(layer))
 
 
 def lent_rows(items: Sequence[tuple[RemotePart, Creditor, int]]) -> tuple[RemoteRows, ...]:

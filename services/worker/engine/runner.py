@@ -4,24 +4,26 @@ from collections.abc import Iterable
 
 import torch
 
-from kernels.partial import PagedRows
+from kernels import PagedRows, StepKv
 from services.common.ids import MoveId, ReqId
 from services.worker.distattention.debtor import RemotePart
-from services.worker.engine.attention import Creditor, DistAttention, StepAttention, lent_rows
+from services.worker.engine.attention import Creditor, RemoteAttention, RemoteRows, lent_rows
 from services.worker.engine.sampling.logprobs import logprobs_of
 from services.worker.engine.sampling.sampler import sample
 from services.worker.engine.sequence import Schedule, ScheduledSequence
-from services.worker.kvcache.block_table import RemoteSpan
-from services.worker.models.llama import LlamaFamilyModel
+from services.worker.kvcache.block_table import Context, RemoteSpan
+from services.worker.models.llama import LlamaFamilyModel, PackedTokens
 
 
 class Runner:
     """The model and its attention; knows no queue and no time."""
 
-    def __init__(self, model: LlamaFamilyModel, attention: DistAttention, num_blocks: int) -> None:
+    def __init__(
+        self, model: LlamaFamilyModel, pool: torch.Tensor, attention: RemoteAttention
+    ) -> None:
         self._model = model
+        self._pool = pool
         self._attention = attention
-        self._num_blocks = num_blocks
 
     def run(self, plan: Schedule) -> dict[ReqId, int]:
         """Compute the step; returns the sampled token of each request that reached its end.
@@ -29,9 +31,12 @@ class Runner:
         Raises PartLost when a creditor fails; the step may then simply be run again, since writing
         the same KV twice is harmless and nothing was recorded.
         """
-        self._attention.begin(_step_attention(plan.items, self._num_blocks))
-        token_ids, positions, logits_rows = _tokens(plan.items)
-        logits = self._model.forward(token_ids, positions, self._attention, logits_rows)
+        contexts = [item.sequence.table.context(item.end) for item in plan.items]
+        remote = _remote_rows(plan.items, contexts)
+        self._attention.begin(remote)
+        kv = _step_kv(plan.items, contexts, self._pool)
+        elsewhere = self._attention if remote else None
+        logits = self._model.forward(_tokens(plan.items), kv, elsewhere)
         sampling = [item.sequence for item in plan.items if item.samples]
         _keep_prompt_logprobs(plan.items, logits[len(sampling) :])
         if not sampling:
@@ -40,11 +45,9 @@ class Runner:
         return {seq.req_id: token for seq, token in zip(sampling, tokens, strict=True)}
 
 
-def _tokens(items: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Packed token ids and positions of all items, and the rows whose logits are wanted.
-
-    Those are the rows to sample from, then the rows of prompts whose log probabilities are asked.
-    """
+def _tokens(items: list[ScheduledSequence]) -> PackedTokens:
+    """Of all items. Logits are wanted of the rows to sample from, then of those of prompts whose
+    log probabilities are asked."""
     token_ids: list[int] = []
     positions: list[int] = []
     sampled_rows: list[int] = []
@@ -57,7 +60,7 @@ def _tokens(items: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor,
         if item.samples:
             sampled_rows.append(len(token_ids) - 1)
     rows = torch.tensor(sampled_rows + prompt_rows).long()
-    return torch.tensor(token_ids), torch.tensor(positions), rows
+    return PackedTokens(torch.tensor(token_ids), torch.tensor(positions), rows)
 
 
 def _wanted_positions(item: ScheduledSequence) -> range:
@@ -84,28 +87,32 @@ def _keep_prompt_logprobs(items: list[ScheduledSequence], logits: torch.Tensor) 
             row += len(at)
 
 
-def _step_attention(items: list[ScheduledSequence], num_blocks: int) -> StepAttention:
+def _step_kv(items: list[ScheduledSequence], contexts: list[Context], pool: torch.Tensor) -> StepKv:
     slots: list[int] = []
-    remote: list[tuple[RemotePart, Creditor, int]] = []
-    first_row = 0
-    contexts = [item.sequence.table.context(item.end) for item in items]
-    for item, context in zip(items, contexts, strict=True):
-        sequence = item.sequence
-        slots.extend(sequence.table.slot(position) for position in range(item.start, item.end))
-        remote.extend(
-            (RemotePart(sequence.req_id, move_ids, item.num_tokens), creditor, first_row)
-            for creditor, move_ids in _moves_by_creditor(context.remote).items()
-        )
-        first_row += item.num_tokens
+    for item in items:
+        table = item.sequence.table
+        slots.extend(table.slot(position) for position in range(item.start, item.end))
     rows = PagedRows.build(
         [item.num_tokens for item in items],
         [context.local for context in contexts],
         [i.end - context.num_remote_tokens for i, context in zip(items, contexts, strict=True)],
         causal=True,
-        num_blocks=num_blocks,
+        num_blocks=pool.shape[0],
         block_size=items[0].sequence.table.block_size,
     )
-    return StepAttention(torch.tensor(slots), rows, lent_rows(remote))
+    return StepKv(pool, torch.tensor(slots), rows)
+
+
+def _remote_rows(items: list[ScheduledSequence], contexts: list[Context]) -> tuple[RemoteRows, ...]:
+    remote: list[tuple[RemotePart, Creditor, int]] = []
+    first_row = 0
+    for item, context in zip(items, contexts, strict=True):
+        remote.extend(
+            (RemotePart(item.sequence.req_id, move_ids, item.num_tokens), creditor, first_row)
+            for creditor, move_ids in _moves_by_creditor(context.remote).items()
+        )
+        first_row += item.num_tokens
+    return lent_rows(remote)
 
 
 def _moves_by_creditor(spans: Iterable[RemoteSpan]) -> dict[Creditor, tuple[MoveId, ...]]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kernels import DecoderShape, Kernels, LayerWeights, select_decoder
-from kernels.decoder import DecoderLayer
 from services.worker.models.config import ModelConfig
 from services.worker.models.llama import LlamaFamilyModel, LlamaParts
 from services.worker.models.rope import RopeTable
@@ -54,14 +53,15 @@ class _Loader:
         embedding = self._checkpoint.read("model.embed_tokens.weight", table)
         tied = config.tie_word_embeddings
         head = embedding if tied else self._checkpoint.read("lm_head.weight", table)
+        for index in range(config.num_layers):
+            self._decoder.add_layer(self._layer(index))
         return LlamaParts(
             embedding=embedding.to(self._device, self._dtype),
-            layers=tuple(map(self._layer, range(config.num_layers))),
-            head=self._decoder.head(self._norm("model.norm"), head),
+            decoder=self._decoder.build(self._norm("model.norm"), head),
             rope=RopeTable(shape.head_dim, config.rope_theta, config.max_model_len, self._device),
         )
 
-    def _layer(self, index: int) -> DecoderLayer:
+    def _layer(self, index: int) -> LayerWeights:
         shape, prefix = self._shape, f"model.layers.{index}"
         hidden, inner = shape.hidden_size, shape.intermediate_size
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -70,7 +70,7 @@ class _Loader:
             self._matrix(f"{attention}.k_proj", shape.kv_size, hidden),
             self._matrix(f"{attention}.v_proj", shape.kv_size, hidden),
         ]
-        weights = LayerWeights(
+        return LayerWeights(
             attention_norm=self._norm(f"{prefix}.input_layernorm"),
             qkv=torch.cat(qkv),
             attention_out=self._matrix(f"{attention}.o_proj", hidden, shape.q_size),
@@ -79,7 +79,6 @@ class _Loader:
             up=self._matrix(f"{mlp}.up_proj", inner, hidden),
             down=self._matrix(f"{mlp}.down_proj", hidden, inner),
         )
-        return self._decoder.layer(weights)
 
     def _matrix(self, name: str, num_out: int, num_in: int) -> Tensor:
         return self._checkpoint.read(f"{name}.weight", (num_out, num_in))

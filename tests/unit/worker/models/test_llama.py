@@ -66,15 +66,10 @@ def test_a_prompt_in_chunks_gives_the_same_logits(
 
 def test_no_logits_rows_give_no_logits(save_tiny: SaveTiny, any_kernels: Kernels) -> None:
     model = load_model(save_tiny(), "float32", "cpu", any_kernels)
-    nothing = torch.empty(0, dtype=torch.int64)
-    tokens = torch.tensor(PROMPTS[0])
-
-    def attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-        return torch.zeros(len(q), q.shape[1] * q.shape[2])
-
-    logits = model.forward(tokens, torch.arange(len(tokens)), attention, nothing)
-    assert logits.shape == (0, model.config.vocab_size)
+    assert PackedRun(model, 1).step([PROMPTS[0]], logits=False).shape == (
+        0,
+        model.config.vocab_size,
+    )
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-2), ("bfloat16", 1e-1)])
