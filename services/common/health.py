@@ -11,7 +11,11 @@ from grpc_reflection.v1alpha import reflection
 
 
 class HealthReporter:
-    """Owns what the health service of one server says; NOT_SERVING until told otherwise."""
+    """Owns what the health service of one server says.
+
+    The library says that all is well from the start: a server that is not ready when it starts
+    calls `not_serving` before.
+    """
 
     def __init__(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
         self._servicer = health.aio.HealthServicer()

@@ -1,16 +1,29 @@
 """Settings of the gManager, from the variables `INFINITE_LLM_<FIELD>`; read by `__main__`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.common.errors import ConfigError
+
+#: Redis gets a quarter of the lease to answer.
+MIN_LEASE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class GManagerConfig:
     #: Where the GManager service listens.
     listen_address: str = "127.0.0.1:7000"
-    #: Where the map is kept for a warm restart.
+    #: Where others reach `listen_address`; empty means the same.
+    advertise_address: str = ""
+    #: Where the map is kept for a warm restart: redis://, rediss:// (TLS) or unix://.
     redis_url: str = "redis://127.0.0.1:6379/0"
+    #: The certificates that may sign that of a rediss:// server; none means the system's.
+    redis_ca_file: Path | None = None
+    #: Holds the password, for those who would rather not put it into the URL.
+    redis_password_file: Path | None = None
+    #: Above 0: this is one of several gManagers, and leads while it holds a lease of this length
+    #: in Redis. With 0 it is the only one.
+    leader_lease_s: float = 0.0
     planning_period_s: float = 1.0
     #: How often workers report; told to them when they register.
     heartbeat_period_s: float = 0.5
@@ -48,6 +61,8 @@ class GManagerConfig:
             "INSTANCE_TIMEOUT_S",
             "above the heartbeat period",
         )
+        is_lease = self.leader_lease_s == 0 or self.leader_lease_s >= MIN_LEASE_S
+        _require(is_lease, "LEADER_LEASE_S", f"0 or at least {MIN_LEASE_S}")
         _require(self.batch_threshold >= 0, "BATCH_THRESHOLD", "at least 0")
         _require(0 <= self.utilisation_threshold <= 1, "UTILISATION_THRESHOLD", "from 0 to 1")
         _require(self.min_gain >= 0, "MIN_GAIN", "at least 0")

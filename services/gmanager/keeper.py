@@ -5,6 +5,7 @@ All of them run on one event loop; nothing here awaits, so every change is atomi
 """
 
 import logging
+import math
 from collections.abc import Callable
 
 from services.common.ids import Incarnation, InstId
@@ -20,13 +21,25 @@ class MapKeeper:
         placement_map: PlacementMap,
         record: Callable[[Delta], None],
         clock: Callable[[], float],
+        rebuild_s: float = 0.0,
     ) -> None:
+        """`rebuild_s`: after so long every instance has reported to a map that began empty."""
         self._map = placement_map
         self._record = record
         self.clock = clock
+        self._rebuild_s = rebuild_s
+        self._whole_from_s = -math.inf
 
-    def restore(self, cluster: Cluster) -> None:
-        self._map.restore(cluster, self.clock())
+    def begin(self, cluster: Cluster) -> None:
+        """Anew, with what another process knew."""
+        now_s = self.clock()
+        self._map.restore(cluster, now_s)
+        self._whole_from_s = now_s if cluster.instances else now_s + self._rebuild_s
+
+    @property
+    def whole_in_s(self) -> float:
+        """How long the map may lack instances that are there, and must not be taken for all."""
+        return max(0.0, self._whole_from_s - self.clock())
 
     def register(self, info: InstanceInfo) -> None:
         self._record(self._map.register(info, self.clock()))

@@ -28,8 +28,12 @@ class GManagerMetrics:
             registry=registry,
         )
         self.redis_up = Gauge(
-            f"{_PREFIX}_redis_up", "1 while Redis takes the map", registry=registry
+            f"{_PREFIX}_redis_up",
+            "1 while Redis does what it is used for: map, lease",
+            ["use"],
+            registry=registry,
         )
+        self.leading = Gauge(f"{_PREFIX}_leading", "1 while this one leads", registry=registry)
 
     def observe(self, instances: Collection[Instance]) -> None:
         loads = [instance.load for instance in instances]

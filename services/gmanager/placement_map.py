@@ -45,7 +45,9 @@ class PlacementMap:
         self._lent: dict[RowKey, PlacementEntry] = {}
 
     def restore(self, cluster: Cluster, now_s: float) -> None:
-        """Takes over what an earlier process knew. Each instance must confirm by a full report."""
+        """Begins anew with what another process knew. Each instance must confirm it in full."""
+        self._instances.clear()
+        self._rows.clear()
         for instance in cluster.instances:
             self._instances[instance.inst_id] = Instance(instance.info, instance.load, now_s)
             self._rows[instance.inst_id] = {}

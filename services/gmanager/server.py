@@ -15,8 +15,8 @@ from services.gmanager import convert
 from services.gmanager.cluster import Instance
 from services.gmanager.config import GManagerConfig
 from services.gmanager.creditors import rank_creditors
+from services.gmanager.election import Election
 from services.gmanager.keeper import MapKeeper
-from services.gmanager.leadership import Leadership
 from services.gmanager.metrics import GManagerMetrics
 
 SERVICE_NAME = gmanager_pb2.DESCRIPTOR.services_by_name["GManager"].full_name
@@ -33,23 +33,25 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         keeper: MapKeeper,
         metrics: GManagerMetrics,
         moves_issued: Callable[[], int],
-        leadership: Leadership,
+        election: Election,
     ) -> None:
         self._config = config
         self._keeper = keeper
         self._metrics = metrics
         self._moves_issued = moves_issued
-        self._leadership = leadership
+        self._election = election
 
     async def Register(
         self, request: gmanager_pb2.RegisterRequest, context: Context
     ) -> gmanager_pb2.RegisterResponse:
+        self._election.check_leads()
         self._keeper.register(convert.info_from_proto(request.info))
         return gmanager_pb2.RegisterResponse(heartbeat_period_s=self._config.heartbeat_period_s)
 
     async def Heartbeat(
         self, request: gmanager_pb2.HeartbeatRequest, context: Context
     ) -> gmanager_pb2.HeartbeatResponse:
+        self._election.check_leads()
         heartbeat = convert.heartbeat_from_proto(request)
         outcome = self._keeper.apply_heartbeat(heartbeat)
         self._metrics.heartbeats.inc()
@@ -57,7 +59,7 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         return gmanager_pb2.HeartbeatResponse(
             register_again=outcome.register_again,
             full_report=outcome.full_report,
-            term=self._leadership.term(now_s),
+            term=self._election.term,
             peers=[
                 convert.view_to_proto(instance, now_s)
                 for instance in self._keeper.instances()
@@ -68,12 +70,14 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
     async def Deregister(
         self, request: gmanager_pb2.DeregisterRequest, context: Context
     ) -> gmanager_pb2.DeregisterResponse:
+        self._election.check_leads()
         self._keeper.deregister(InstId(request.inst_id), Incarnation(request.incarnation))
         return gmanager_pb2.DeregisterResponse()
 
     async def FindCreditors(
         self, request: gmanager_pb2.FindCreditorsRequest, context: Context
     ) -> gmanager_pb2.FindCreditorsResponse:
+        self._election.check_leads()
         now_s = self._keeper.clock()
         return gmanager_pb2.FindCreditorsResponse(
             creditors=[
@@ -85,12 +89,15 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
     async def GetClusterView(
         self, request: gmanager_pb2.GetClusterViewRequest, context: Context
     ) -> gmanager_pb2.GetClusterViewResponse:
+        self._election.check_leads()
+        if self._keeper.whole_in_s > 0:
+            raise Unavailable("the map is being rebuilt")
         cluster, now_s = self._keeper.cluster(), self._keeper.clock()
         return gmanager_pb2.GetClusterViewResponse(
             instances=[convert.view_to_proto(instance, now_s) for instance in cluster.instances],
             entries=map(convert.entry_to_proto, cluster.entries),
             moves_issued=self._moves_issued(),
-            term=self._leadership.term(now_s),
+            term=self._election.term,
         )
 
     def _creditors_of(self, inst_id: InstId) -> list[Instance]:

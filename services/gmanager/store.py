@@ -2,28 +2,26 @@
 
 Redis is never on the request path: `record` only notes keys, and one background task, owned by
 `__main__`, writes what they hold by then. While Redis is away the keys are forgotten, and once it
-is back the whole map is written. The only module that knows redis.
+is back the whole map is written. Only the leader writes.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from secrets import token_hex
 from typing import cast
 
 from google.protobuf.message import DecodeError
-from prometheus_client import Gauge
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from protos.infinite_llm.v1 import types_pb2
-from services.common.errors import ConfigError, InvalidRequest
+from services.common.errors import InvalidRequest
 from services.common.ids import InstId
 from services.gmanager import convert
 from services.gmanager.cluster import Cluster, Instance, PlacementEntry, RowKey
 from services.gmanager.placement_map import Delta, PlacementMap
+from services.gmanager.redis_connection import REDIS_DEADLINE_S, REDIS_ERRORS, RedisState
 
 INSTANCES_KEY = "infinite_llm:instances"
 PLACEMENTS_KEY = "infinite_llm:placements"
@@ -31,42 +29,32 @@ PLACEMENTS_KEY = "infinite_llm:placements"
 #: empty hands, means that deltas would land on somebody else's map.
 WRITER_KEY = "infinite_llm:writer"
 
-#: For a connection, and for each reply.
-REDIS_DEADLINE_S = 1.0
 #: Changes wait so long for company, and an outage so long for the next try.
 FLUSH_PERIOD_S = 0.2
-RETRY_PERIOD_S = 1.0
+RETRY_PERIOD_S = 0.5
 #: With more keys than this at once the whole map is written instead.
 MAX_DIRTY_KEYS = 10_000
 
-_ERRORS = (RedisError, OSError, TimeoutError)
 _log = logging.getLogger(__name__)
 
 
-def connect(redis_url: str) -> Redis:
-    """A client that connects at first use and never retries by itself: the writer does."""
-    try:
-        return Redis.from_url(
-            redis_url,
-            socket_timeout=REDIS_DEADLINE_S,
-            socket_connect_timeout=REDIS_DEADLINE_S,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise ConfigError(f"INFINITE_LLM_REDIS_URL: {error}") from error
-
-
 class Store:
-    def __init__(self, redis: Redis, placement_map: PlacementMap, redis_up: Gauge) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        placement_map: PlacementMap,
+        state: RedisState,
+        is_leader: Callable[[], bool],
+    ) -> None:
         self._redis = redis
         self._map = placement_map
-        self._redis_up = redis_up
+        self._state = state
+        self._is_leader = is_leader
         self._writer = token_hex(8)
         self._wake = asyncio.Event()
         self._instances: set[InstId] = set()
         self._rows: set[RowKey] = set()
         self._needs_snapshot = True
-        self._is_away = False
 
     def record(self, delta: Delta) -> None:
         """Notes what changed; never blocks, never fails."""
@@ -84,8 +72,8 @@ class Store:
         try:
             async with asyncio.timeout(REDIS_DEADLINE_S):
                 views, rows = [await self._values(key) for key in (INSTANCES_KEY, PLACEMENTS_KEY)]
-        except _ERRORS as error:
-            self._note_outage(error)
+        except REDIS_ERRORS as error:
+            self._state.failed(error)
             return Cluster()
         instances = (_decode_instance(view, now_s) for view in views)
         entries = (_decode_entry(row) for row in rows)
@@ -97,13 +85,15 @@ class Store:
             await self._wake.wait()
             try:
                 await self.flush()
-            except Exception:
-                self._is_away = True
+            except Exception as error:
+                self._state.failed(error)
                 _log.exception("writing the map failed")
-            await asyncio.sleep(RETRY_PERIOD_S if self._is_away else FLUSH_PERIOD_S)
+            await asyncio.sleep(RETRY_PERIOD_S if self._state.trouble else FLUSH_PERIOD_S)
 
     async def flush(self) -> None:
         """Writes what is due; what fails or is cut off leaves the whole map due."""
+        if not self._is_leader():
+            return
         self._wake.clear()
         is_written = False
         try:
@@ -113,19 +103,18 @@ class Store:
                     self._forget_deltas()
                 await self._write()
             is_written = True
-            self._note_success()
-        except _ERRORS as error:
-            self._note_outage(error)
+            self._state.worked()
+        except REDIS_ERRORS as error:
+            self._state.failed(error)
         finally:
             if not is_written:
                 self._forget_deltas()
                 self._wake.set()
 
-    async def close(self) -> None:
-        """Writes the rest, as far as Redis takes it, and disconnects."""
+    async def write_rest(self) -> None:
+        """At the end: what is due still, as far as Redis takes it."""
         if self._wake.is_set():
             await self.flush()
-        await self._redis.aclose()
 
     async def _values(self, key: str) -> list[bytes]:
         # Bytes, since the client was not told to decode.
@@ -153,21 +142,6 @@ class Store:
         self._needs_snapshot = True
         self._instances.clear()
         self._rows.clear()
-
-    def _note_outage(self, error: BaseException) -> None:
-        self._redis_up.set(0)
-        if not self._is_away:
-            self._is_away = True
-            _log.warning(
-                "redis is away, going on from memory",
-                extra={"error": f"{type(error).__name__}: {error}"},
-            )
-
-    def _note_success(self) -> None:
-        self._redis_up.set(1)
-        if self._is_away:
-            self._is_away = False
-            _log.info("redis is back and holds the whole map")
 
 
 def _put_instance(pipeline: Pipeline, inst_id: InstId, instance: Instance | None) -> None:

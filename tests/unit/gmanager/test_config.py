@@ -5,7 +5,6 @@ import pytest
 from services.common.config import from_env
 from services.common.errors import ConfigError
 from services.gmanager.config import GManagerConfig
-from services.gmanager.store import connect
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -29,14 +28,10 @@ def test_settings_come_from_the_environment() -> None:
         ("OTHER_NODE_ROUND_TRIP_S", "-1"),
         ("OTHER_NODE_BYTES_PER_S", "0"),
         ("METRICS_PORT", "65536"),
+        ("LEADER_LEASE_S", "0.1"),
         ("PLANNING_PERIOD_S", "soon"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"INFINITE_LLM_{name}"):
         from_env(GManagerConfig, {f"INFINITE_LLM_{name}": value})
-
-
-def test_a_redis_url_of_another_kind_names_its_variable() -> None:
-    with pytest.raises(ConfigError, match="INFINITE_LLM_REDIS_URL"):
-        connect("http://127.0.0.1")

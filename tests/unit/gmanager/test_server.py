@@ -10,14 +10,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
-from services.common.errors import ConfigError, InvalidRequest, Unavailable
+from services.common.errors import ConfigError, InvalidRequest, NotLeader, Unavailable
 from services.common.health import HealthReporter
 from services.common.ids import Term
 from services.common.rpc import error_from_rpc, new_server, open_channel
 from services.gmanager import convert
+from services.gmanager.cluster import Cluster
 from services.gmanager.config import GManagerConfig
+from services.gmanager.election import Election
 from services.gmanager.keeper import MapKeeper
-from services.gmanager.leadership import Leadership
+from services.gmanager.leadership import Claim, Leadership
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import Delta, PlacementMap
 from services.gmanager.server import SERVICE_NAME, GManagerServicer, listen
@@ -68,11 +70,19 @@ class Running:
 
 
 @asynccontextmanager
-async def running(config: GManagerConfig) -> AsyncIterator[Running]:
+async def running(
+    config: GManagerConfig, leadership: Leadership | None = None, rebuild_s: float = 0.0
+) -> AsyncIterator[Running]:
     registry, deltas = CollectorRegistry(), list[Delta]()
-    keeper = MapKeeper(PlacementMap(), deltas.append, lambda: started.now_s)
-    leadership = Leadership.sole(Term(3))
-    servicer = GManagerServicer(config, keeper, GManagerMetrics(registry), lambda: 42, leadership)
+    keeper = MapKeeper(PlacementMap(), deltas.append, lambda: started.now_s, rebuild_s)
+    metrics = GManagerMetrics(registry)
+
+    async def load_nothing(now_s: float) -> Cluster:
+        return Cluster()
+
+    leadership = leadership or Leadership.sole(Term(3))
+    election = Election(leadership, keeper, load_nothing, metrics, None)
+    servicer = GManagerServicer(config, keeper, metrics, lambda: 42, election)
     server = new_server()
     gmanager_pb2_grpc.add_GManagerServicer_to_server(servicer, server)
     health = HealthReporter(server, [SERVICE_NAME])
@@ -81,6 +91,7 @@ async def running(config: GManagerConfig) -> AsyncIterator[Running]:
     await health.serving()
     async with open_channel(f"127.0.0.1:{port}") as channel:
         started = Running(channel, keeper, registry, deltas)
+        await election.step()
         yield started
     await server.stop(None)
 
@@ -156,6 +167,41 @@ async def test_leaving_takes_effect_at_once(gmanager: Running) -> None:
     await gmanager.stub.Deregister(request, timeout=DEADLINE_S)
     await gmanager.stub.Deregister(request, timeout=DEADLINE_S)
     assert not (await gmanager.view()).instances
+
+
+async def test_a_map_that_began_empty_is_shown_once_all_had_time_to_report() -> None:
+    async with running(GManagerConfig(), rebuild_s=1.0) as gmanager:
+        await gmanager.register(1)
+        error = await error_of(gmanager.view())
+        assert isinstance(error, Unavailable)
+        assert "rebuilt" in error.message
+        gmanager.now_s = 1.0
+        assert len((await gmanager.view()).instances) == 1
+
+
+async def test_a_follower_refuses_every_call_and_names_the_leader() -> None:
+    leadership = Leadership(4.0)
+    leadership.on_claim(Claim(False, "10.0.0.9:7000", Term(8), 4.0), 0.0, 0.0)
+    async with running(GManagerConfig(), leadership) as gmanager:
+        leaving = gmanager_pb2.DeregisterRequest(inst_id=1, incarnation=1)
+        calls: list[Awaitable[object]] = [
+            gmanager.register(1),
+            gmanager.heartbeat(1, 1),
+            gmanager.stub.Deregister(leaving, timeout=DEADLINE_S),
+            gmanager.creditors_of(1),
+            gmanager.view(),
+        ]
+        for call in calls:
+            error = await error_of(call)
+            assert isinstance(error, NotLeader)
+            assert "10.0.0.9:7000" in error.message
+
+
+async def test_a_stand_in_keeps_the_map_in_no_term() -> None:
+    async with running(GManagerConfig(), Leadership(4.0)) as gmanager:
+        await gmanager.register(1)
+        assert (await gmanager.heartbeat(1, 1)).term == 0
+        assert len((await gmanager.view()).instances) == 1
 
 
 async def test_every_change_is_handed_on(gmanager: Running) -> None:
