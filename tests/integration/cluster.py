@@ -15,7 +15,7 @@ import httpx
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
 from services.local.cluster import LocalCluster
 from services.local.map_reader import ClusterView, is_idle
-from services.local.plan import ClusterSpec
+from services.local.plan import HOST, ClusterSpec
 from services.local.preflight import find_redis_server
 from services.local.progress import Progress
 
@@ -66,6 +66,15 @@ async def assert_no_leak(cluster: LocalCluster) -> None:
 
     view = await cluster.wait_view(is_whole, RELEASE_DEADLINE_S)
     assert is_whole(view), describe(view)
+
+
+async def worker_metric(cluster: LocalCluster, inst_id: int, name: str) -> float:
+    """What one worker says of `infinite_llm_worker_<name>` now."""
+    url = f"http://{HOST}:{cluster.ports.worker_metrics[inst_id]}/metrics"
+    async with httpx.AsyncClient(trust_env=False) as http:
+        lines = (await http.get(url)).text.splitlines()
+    start = f"infinite_llm_worker_{name} "
+    return next(float(line.removeprefix(start)) for line in lines if line.startswith(start))
 
 
 def describe(view: ClusterView) -> str:

@@ -86,3 +86,11 @@ def hurt(cluster_pool: ClusterPool, no_leak: None) -> Iterator[LocalCluster]:
     cluster = cluster_pool.get(2, NUM_BLOCKS, "hurt")
     yield cluster
     cluster_pool.heal(cluster)
+
+
+@pytest.fixture
+def hurt_trio(cluster_pool: ClusterPool, no_leak: None) -> Iterator[LocalCluster]:
+    """The same with three instances, of which two have room for what the third held."""
+    cluster = cluster_pool.get(3, NUM_BLOCKS, "hurt")
+    yield cluster
+    cluster_pool.heal(cluster)

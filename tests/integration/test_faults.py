@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,7 +20,7 @@ from services.common.ids import new_req_id
 from services.common.rpc import error_from_rpc
 from services.local.cluster import LocalCluster
 from services.local.plan import HOST
-from tests.integration.cluster import ANSWER_DEADLINE_S, http_client
+from tests.integration.cluster import ANSWER_DEADLINE_S, BLOCK_SIZE, http_client, worker_metric
 from tests.integration.test_exactness import HALF_LENT, SHORT, generate, oracle, prompt_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.timeout(240)]
@@ -108,6 +109,37 @@ async def test_a_killed_creditor_costs_a_recomputation_or_a_clear_error(
         await task
     assert_right_or_refused(stream)
     assert await generate(hurt, prompt_of(HALF_LENT)) == oracle(HALF_LENT)
+
+
+async def test_a_killed_creditor_costs_the_tokens_that_it_held_and_no_others(
+    hurt_trio: LocalCluster,
+) -> None:
+    async with streaming(hurt_trio) as (stream, task):
+        creditor, held, moved = await largest_creditor(hurt_trio)
+        await hurt_trio.kill(f"worker-{creditor}")
+        moved_since = await worker_metric(hurt_trio, 0, "moved_blocks_total") - moved
+        await task
+    assert stream.error is None
+    recomputed = await worker_metric(hurt_trio, 0, "recomputed_tokens_total")
+    assert await worker_metric(hurt_trio, 0, "recomputed_total") == 1
+    assert 0 < recomputed <= (held + moved_since) * BLOCK_SIZE < HALF_LENT
+    assert await worker_metric(hurt_trio, 0, "preemptions_total") == 0
+    assert stream.tokens == await undisturbed(hurt_trio)
+
+
+async def largest_creditor(cluster: LocalCluster) -> tuple[int, int, float]:
+    """Who lends most to worker 0, how many blocks, and how many worker 0 had moved by then."""
+    async with asyncio.timeout(ANSWER_DEADLINE_S):
+        while True:
+            moved = await worker_metric(cluster, 0, "moved_blocks_total")
+            lent: Counter[int] = Counter()
+            for entry in (await cluster.view()).entries:
+                if not entry.local:
+                    lent[entry.inst_id] += entry.num_blocks
+            if lent.total() == await worker_metric(cluster, 0, "kv_blocks_borrowed"):
+                (inst_id, held), *_ = lent.most_common(1)
+                return inst_id, held, moved
+            await asyncio.sleep(0.05)
 
 
 async def test_a_stopped_creditor_hangs_nobody(hurt: LocalCluster) -> None:

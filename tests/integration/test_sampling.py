@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
-import httpx
 import openai
 import pytest
 
@@ -17,7 +16,7 @@ from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from services.common.ids import new_req_id
 from services.local.cluster import LocalCluster
 from services.local.plan import HOST
-from tests.integration.cluster import ANSWER_DEADLINE_S, BLOCK_SIZE, http_client
+from tests.integration.cluster import ANSWER_DEADLINE_S, BLOCK_SIZE, http_client, worker_metric
 from tests.integration.test_exactness import HALF_LENT, peak_share_lent, prompt_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.model]
@@ -75,13 +74,8 @@ async def ask(
 
 async def counted(cluster: LocalCluster, name: str) -> float:
     """A counter of the workers, summed, since their start."""
-    total = 0.0
-    async with httpx.AsyncClient(trust_env=False) as http:
-        for port in cluster.ports.worker_metrics:
-            text = (await http.get(f"http://{HOST}:{port}/metrics")).text
-            lines = (line.split() for line in text.splitlines())
-            total += sum(float(words[-1]) for words in lines if words[0].endswith(f"{name}_total"))
-    return total
+    inst_ids = range(cluster.spec.num_instances)
+    return sum([await worker_metric(cluster, inst_id, f"{name}_total") for inst_id in inst_ids])
 
 
 async def test_seeds_are_reproduced_under_load(pair: LocalCluster) -> None:
