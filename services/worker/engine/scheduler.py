@@ -306,11 +306,11 @@ class Scheduler:
             for seq in self.running
         )
         deficit = growth - self.blocks.pool.num_free
-        sequence = self._longest_movable()
-        if deficit <= 0 or sequence is None or any(seq.is_moving for seq in self.running):
+        if deficit <= 0 or any(seq.is_moving for seq in self.running):
             return
+        sequence = self._longest_movable()
         # What this step writes is not computed yet: only blocks that were full before it may move.
-        order = self.begin_move(sequence.req_id, deficit)
+        order = self.begin_move(sequence.req_id, deficit) if sequence is not None else None
         if order is not None:
             plan.moves.append(order)
 

@@ -92,12 +92,13 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed + sum(map(len, self.holes))
+        num_at_end = len(self.token_ids) - self.num_computed
+        return num_at_end + sum(map(len, self.holes)) if self.holes else num_at_end
 
     @property
     def next_chunk(self) -> range:
         """The tokens to compute next: a hole's, oldest first, then those at the end."""
-        return self.holes[0] if self.holes else range(self.num_computed, self.num_tokens)
+        return self.holes[0] if self.holes else range(self.num_computed, len(self.token_ids))
 
     def advance(self, num_tokens: int) -> None:
         """So many of the next chunk have their KV now."""

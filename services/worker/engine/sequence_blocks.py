@@ -73,11 +73,11 @@ class SequenceBlocks:
     def name_full_blocks(self, sequence: Sequence, start: int, end: int) -> None:
         """Blocks that were filled by computing these tokens can be found by others from now on."""
         table = sequence.table
-        filled = range(start // table.block_size, end // table.block_size)
-        if not self._is_caching or not filled:
+        first, stop = start // table.block_size, end // table.block_size
+        if first == stop or not self._is_caching:
             return
         sequence.hash_full_blocks(end)
-        for index in filled:
+        for index in range(first, stop):
             self.pool.name(table.block_id(index), sequence.hashes[index])
 
     def _known_prefix(self, sequence: Sequence) -> tuple[list[RemoteSpan], list[BlockHash]]:
@@ -106,6 +106,8 @@ class SequenceBlocks:
         table, start = sequence.table, sequence.next_chunk.start
         absent = table.absent
         needed = min(-(-(start + wanted) // table.block_size) - absent.start, len(absent))
+        if needed <= 0:
+            return wanted
         blocks = None
         while needed > 0 and blocks is None:
             needed = min(needed, self.pool.num_free)
