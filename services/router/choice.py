@@ -5,12 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.common.ids import InstId
-from services.router.dispatch import FinishReason
 from services.router.request import TextRequest
 from services.router.text.assembler import TextAssembler
 from services.router.text.logprobs import LogprobTexts, ShownToken
 from services.router.text.tokenizer import Tokenizer
-from services.router.token_job import TokenChunk, TokenJob, TokenLogprobs
+from services.router.token_job import FinishReason, TokenChunk, TokenJob, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

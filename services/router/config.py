@@ -24,6 +24,10 @@ class RouterConfig:
     """Longest silence of a worker between two tokens, and of a client that stops reading."""
     first_token_timeout_s: float = 300.0
     """Longest wait for the first token: the queue and the whole prompt come before it."""
+    resume_timeout_s: float = 30.0
+    """Longest wait for an instance that can go on with a request whose own was lost."""
+    dead_after_s: float = 6.0
+    """An instance whose process does not even answer pings is lost after this long."""
     max_concurrent_requests: int = 512
     """Sequences in flight; above it the answer is 429."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -36,6 +40,8 @@ class RouterConfig:
         for name in (
             "stream_idle_timeout_s",
             "first_token_timeout_s",
+            "resume_timeout_s",
+            "dead_after_s",
             "max_concurrent_requests",
             "max_body_bytes",
         ):

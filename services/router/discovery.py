@@ -9,7 +9,7 @@ import grpc
 
 from protos.infinite_llm.v1 import gmanager_pb2, types_pb2
 from services.common.gmanagers import GManagers
-from services.common.ids import InstId
+from services.common.ids import Incarnation, InstId
 from services.common.rpc import error_from_rpc
 from services.router.routing import Instance, serving
 
@@ -34,6 +34,7 @@ class Discovery:
         self._pooling = pooling
         self._clock = clock
         self._away = False
+        self._refreshed = asyncio.Event()
         self.instances: tuple[Instance, ...] = ()
         """All instances of the last view, serving or not."""
 
@@ -67,6 +68,12 @@ class Discovery:
         self._away = False
         now_s = self._clock()
         self.instances = tuple(_instance(entry, now_s, self._pooling) for entry in view.instances)
+        self._refreshed.set()
+        self._refreshed = asyncio.Event()
+
+    async def next_view(self) -> None:
+        """Waits until there is one; for ever while the gManager is away."""
+        await self._refreshed.wait()
 
 
 def _instance(view: types_pb2.InstanceView, now_s: float, pooling: bool) -> Instance:
@@ -76,6 +83,7 @@ def _instance(view: types_pb2.InstanceView, now_s: float, pooling: bool) -> Inst
         max_model_len = min(max_model_len, info.num_blocks * info.block_size)
     return Instance(
         inst_id=InstId(info.inst_id),
+        incarnation=Incarnation(info.incarnation),
         address=info.control_address,
         model=info.model,
         block_size=info.block_size,

@@ -1,180 +1,124 @@
-"""Runs one sequence on an instance: token ids out as they come, errors as the tree has them.
+"""Runs one sequence on an instance, and on another when that is lost: token ids out as they come.
 
 Called by generation, once per sequence. Nothing outlives `generate`: when it is cancelled (the
 client left) the call to the worker is cancelled too, which makes the worker abort the request.
 """
 
-import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Awaitable, Callable
 
-import grpc
-
-from protos.infinite_llm.v1 import worker_pb2
-from services.common.errors import (
-    DeadlineExceeded,
-    InfiniteLLMError,
-    InstanceLost,
-    Overloaded,
-    Unavailable,
-)
-from services.common.ids import InstId, new_req_id
-from services.common.rpc import error_from_rpc
+from services.common.ids import new_req_id
+from services.router.capacity import max_request_tokens
 from services.router.discovery import Discovery
+from services.router.interruption import Interruptions
 from services.router.metrics import RouterMetrics
+from services.router.patience import Patience
+from services.router.recovery import Recovery
 from services.router.routing import Dispatched, Instance, pick
-from services.router.token_job import TokenChunk, TokenJob, from_wire, to_wire
+from services.router.token_job import FinishReason, TokenChunk, TokenJob
+from services.router.worker_call import CallFailed, StreamTimeouts, WorkerCalls
 from services.router.worker_channels import WorkerChannels
 
-#: One instance and, when it fails before its first token, two others.
-MAX_ATTEMPTS = 3
-#: A refusal that took longer came out of a queue: the client has waited enough.
-_RETRY_REFUSED_WITHIN_S = 5.0
-
-FinishReason = Literal["stop", "length"]
 #: Takes what the worker sent; returns True when the sequence needs no more.
 OnChunk = Callable[[TokenChunk], Awaitable[bool]]
 
-_FINISH_REASONS: dict[int, FinishReason] = {
-    worker_pb2.FINISH_REASON_STOP: "stop",
-    worker_pb2.FINISH_REASON_LENGTH: "length",
-}
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTimeouts:
-    first_token_s: float
-    idle_s: float
-
-
-@dataclass(slots=True)
-class _Progress:
-    has_tokens: bool = False
-
-
 class Dispatcher:
-    """Owner of the channels to workers and of the count of what was sent to each."""
+    """Owner of the calls to workers and of the count of what was sent to each."""
 
     def __init__(
-        self, discovery: Discovery, timeouts: StreamTimeouts, metrics: RouterMetrics
+        self,
+        discovery: Discovery,
+        channels: WorkerChannels,
+        timeouts: StreamTimeouts,
+        metrics: RouterMetrics,
     ) -> None:
         self._discovery = discovery
-        self._timeouts = timeouts
+        self._resume_s = timeouts.resume_s
+        self._patience = Patience()
+        self._calls = WorkerCalls(channels, timeouts, self._patience)
         self._metrics = metrics
-        self._channels = WorkerChannels()
         self._dispatched = Dispatched()
-        self._end_s = math.inf
-        self._waiting: set[asyncio.Timeout] = set()
 
     def end_by(self, end_s: float) -> None:
         """Whatever still runs at that time of the loop's clock ends with Unavailable."""
-        self._end_s = end_s
-        for timeout in self._waiting:
-            timeout.reschedule(min(end_s, timeout.when() or end_s))
+        self._patience.end_by(end_s)
+
+    async def forget_departed(self) -> None:
+        """Closes channels to instances that left; called after each new view."""
+        await self._calls.channels.prune({i.address for i in self._discovery.instances})
+
+    async def close(self) -> None:
+        await self._calls.channels.close()
 
     async def generate(self, job: TokenJob, on_chunk: OnChunk) -> FinishReason:
         """Returns why the sequence ended; raises when it did not end well.
 
-        A sequence without tokens yet is tried again elsewhere when its instance is lost or full.
+        Where its instance is lost or full, another one goes on with what came so far.
         """
-        started_s = time.monotonic()
-        failed: set[InstId] = set()
-        error: InfiniteLLMError = Unavailable("no instance is ready")
-        while len(failed) < MAX_ATTEMPTS:
-            serving = self._discovery.serving
-            instance = pick(serving, job.num_tokens, self._dispatched, failed, job.prefers)
-            if instance is None:
-                break
-            if failed:
-                self._metrics.retries.inc()
-            progress = _Progress()
-            try:
-                return await self._run_on(instance, job, on_chunk, progress)
-            except (Unavailable, InstanceLost, Overloaded) as caught:
-                waited_s = time.monotonic() - started_s
-                is_final = isinstance(caught, Overloaded) and waited_s > _RETRY_REFUSED_WITHIN_S
-                if is_final or self._is_over():
-                    raise
-                if progress.has_tokens:
-                    raise InstanceLost(f"instance {instance.inst_id} was lost") from caught
-                error = caught
-            failed.add(instance.inst_id)
-        raise error
+        recovery = Recovery(job, self._resume_s, time.monotonic())
+        with Interruptions(self._metrics) as interruptions:
+            while not recovery.is_complete:
+                instance = await self._instance_for(recovery)
+                if recovery.num_failures:
+                    self._metrics.retries.inc()
+                try:
+                    return await self._run_on(instance, recovery, on_chunk, interruptions)
+                except CallFailed as failed:
+                    if self._patience.is_over:
+                        raise failed.error from failed
+                    detail = {"inst_id": instance.inst_id, "reason": failed.reason}
+                    _log.warning("worker failed", extra=detail)
+                    if recovery.has_begun:
+                        interruptions.begin(instance.inst_id, recovery.num_tokens, failed.reason)
+                    if not recovery.fail(instance, failed.error, time.monotonic()):
+                        raise recovery.error from failed
+        return "length"
 
-    @asynccontextmanager
-    async def _limit(self, limit_s: float) -> AsyncIterator[None]:
-        """TimeoutError after `limit_s`, or when everything has to end."""
-        now_s = asyncio.get_running_loop().time()
-        async with asyncio.timeout_at(min(now_s + limit_s, self._end_s)) as timeout:
-            self._waiting.add(timeout)
-            try:
-                yield
-            finally:
-                self._waiting.discard(timeout)
+    async def _instance_for(self, recovery: Recovery) -> Instance:
+        """The best one now; after a failure there may be one only in a while."""
+        while True:
+            now_s = time.monotonic()
+            instance = self._pick(recovery, now_s)
+            if instance is not None:
+                return instance
+            if now_s >= recovery.wait_until_s:
+                raise recovery.error
+            async with self._patience.limit(recovery.wait_until_s - now_s, recovery.error):
+                await self._discovery.next_view()
 
-    def _is_over(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._end_s
-
-    async def forget_departed(self) -> None:
-        """Closes channels to instances that left; called after each new view."""
-        await self._channels.prune({i.address for i in self._discovery.instances})
-
-    async def close(self) -> None:
-        await self._channels.close()
+    def _pick(self, recovery: Recovery, now_s: float) -> Instance | None:
+        serving, job = self._discovery.serving, recovery.job
+        excluded = recovery.excluded(serving, now_s)
+        usable = [instance for instance in serving if instance.inst_id not in excluded]
+        # A cluster that has shrunk may grow again; until then it would refuse.
+        if recovery.num_failures and job.num_tokens > max_request_tokens(usable):
+            return None
+        return pick(usable, job.num_tokens, self._dispatched, job.prefers)
 
     async def _run_on(
-        self, instance: Instance, job: TokenJob, on_chunk: OnChunk, progress: _Progress
+        self,
+        instance: Instance,
+        recovery: Recovery,
+        on_chunk: OnChunk,
+        interruptions: Interruptions,
     ) -> FinishReason:
-        req_id = new_req_id()
-        detail = {"worker_req_id": req_id, "inst_id": instance.inst_id}
-        _log.debug("dispatched", extra=detail)
+        req_id, job = new_req_id(), recovery.job
+        _log.debug("dispatched", extra={"worker_req_id": req_id, "inst_id": instance.inst_id})
         num_blocks = instance.blocks_for(job.num_tokens)
         self._dispatched.add(req_id, instance.inst_id, num_blocks, time.monotonic())
         try:
-            with self._channels.use(instance.address) as worker:
-                call = worker.Generate(to_wire(req_id, job))
-                try:
-                    return await self._read(instance.inst_id, call, on_chunk, progress)
-                finally:
-                    call.cancel()
-        except grpc.aio.AioRpcError as error:
-            translated = error_from_rpc(error)
-            _log.warning("worker failed", extra=detail | {"reason": translated.message})
-            if isinstance(translated, Unavailable):
-                raise Unavailable(f"instance {instance.inst_id} is not reachable") from error
-            raise translated from error
+            with self._calls.open(instance, req_id, job) as call:
+                while True:
+                    chunk = await call.next()
+                    interruptions.end(instance.inst_id)
+                    recovery.receive(chunk)
+                    if await on_chunk(chunk):
+                        return "stop"
+                    if chunk.finish_reason is not None:
+                        return chunk.finish_reason
         finally:
             self._dispatched.remove(req_id)
-
-    async def _read(
-        self,
-        inst_id: InstId,
-        call: "grpc.aio.UnaryStreamCall[worker_pb2.GenerateTokensRequest, worker_pb2.GenerateTokensResponse]",  # noqa: E501
-        on_chunk: OnChunk,
-        progress: _Progress,
-    ) -> FinishReason:
-        responses = aiter(call)
-        while True:
-            limit_s = self._timeouts.idle_s if progress.has_tokens else self._timeouts.first_token_s
-            try:
-                async with self._limit(limit_s):
-                    response = await anext(responses, None)
-            except TimeoutError:
-                if self._is_over():
-                    raise Unavailable("the router is shutting down") from None
-                raise DeadlineExceeded(f"the instance sent nothing for {limit_s:g} s") from None
-            if response is None:
-                raise InstanceLost("the instance ended the stream without a finish reason")
-            progress.has_tokens = progress.has_tokens or bool(response.token_ids)
-            if await on_chunk(from_wire(inst_id, response)):
-                return "stop"
-            if response.finish_reason == worker_pb2.FINISH_REASON_ABORT:
-                raise InstanceLost("the instance gave the request up")
-            if response.finish_reason in _FINISH_REASONS:
-                return _FINISH_REASONS[response.finish_reason]

@@ -5,6 +5,7 @@ holds back the worker's stream; cancelling `run` cancels everything below.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -130,7 +131,7 @@ def _job(request: TextRequest, token_ids: Sequence[int], max_tokens: int) -> Tok
         prompt_token_ids=token_ids,
         max_tokens=max_tokens,
         sampling=sampling,
-        seed=request.seed,
+        seed=secrets.randbits(64) if request.seed is None else request.seed,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         priority=request.priority,
@@ -161,7 +162,7 @@ def _max_tokens(request: TextRequest, num_prompt_tokens: int, capacity: int) -> 
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt_tokens} tokens and {max_tokens} are to be generated, but "
             f"one request can use {capacity} tokens here",
-            param=request.prompt_param,
+            param="max_tokens" if room > 0 else request.prompt_param,
         )
     return max_tokens
 

@@ -21,6 +21,12 @@ class RouterMetrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of admitted prompts")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
         self.retries = self._counter("dispatch_retries", "Requests sent to another instance")
+        self.streams_resumed = self._counter(
+            "streams_resumed", "Begun streams that another instance went on with"
+        )
+        self.streams_failed = self._counter(
+            "streams_failed", "Begun streams that ended with an error, since nobody could go on"
+        )
         self.time_to_first_token = self._histogram(
             "time_to_first_token", "From admission to the first token", _LATENCY_S
         )

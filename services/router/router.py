@@ -12,7 +12,7 @@ from services.common.health import HealthReporter
 from services.router.admission import Admission
 from services.router.config import RouterConfig
 from services.router.discovery import Discovery
-from services.router.dispatch import Dispatcher, StreamTimeouts
+from services.router.dispatch import Dispatcher
 from services.router.generation import Generation
 from services.router.grpc_server import SERVICE_NAME, GrpcServer, InferenceServicer
 from services.router.http.app import create_app
@@ -21,6 +21,8 @@ from services.router.http.server import HttpServer
 from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
 from services.router.served_model import ServedModel
+from services.router.worker_call import StreamTimeouts
+from services.router.worker_channels import WorkerChannels
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +39,11 @@ class Router:
         self._gmanagers = GManagers(split_addresses(config.gmanager_address))
         self._discovery = Discovery(self._gmanagers, model.name, config.pooling)
         self._readiness = Readiness(self._discovery)
-        timeouts = StreamTimeouts(config.first_token_timeout_s, config.stream_idle_timeout_s)
-        self._dispatcher = Dispatcher(self._discovery, timeouts, metrics)
+        timeouts = StreamTimeouts(
+            config.first_token_timeout_s, config.stream_idle_timeout_s, config.resume_timeout_s
+        )
+        channels = WorkerChannels(config.dead_after_s)
+        self._dispatcher = Dispatcher(self._discovery, channels, timeouts, metrics)
         self._admission = Admission(config.max_concurrent_requests)
         generation = Generation(model, self._discovery, self._dispatcher, self._admission, metrics)
         limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)

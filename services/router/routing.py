@@ -5,10 +5,9 @@ what it has sent since (`Dispatched`): otherwise a burst would all go to one ins
 """
 
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from services.common.ids import InstId, ReqId
+from services.common.ids import Incarnation, InstId, ReqId
 
 #: An instance silent for longer is not picked. Several heartbeats, so that one lost does no harm.
 MAX_AGE_S = 5.0
@@ -19,6 +18,7 @@ class Instance:
     """What routing knows of one instance."""
 
     inst_id: InstId
+    incarnation: Incarnation
     address: str
     model: str
     block_size: int
@@ -80,7 +80,6 @@ def pick(
     instances: Sequence[Instance],
     num_tokens: int,
     dispatched: Dispatched,
-    excluded: AbstractSet[InstId],
     preferred: InstId | None = None,
 ) -> Instance | None:
     """Returns the best of `instances` for a sequence of `num_tokens` (prompt and output) or None.
@@ -99,11 +98,7 @@ def pick(
         score = _score(instance, headroom, batch)
         return must_borrow, is_other, -score, batch, instance.inst_id
 
-    candidates = [
-        instance
-        for instance in instances
-        if instance.inst_id not in excluded and num_tokens <= instance.max_model_len
-    ]
+    candidates = [instance for instance in instances if num_tokens <= instance.max_model_len]
     return min(candidates, key=rank, default=None)
 
 

@@ -6,10 +6,18 @@ Made by generation, carried out by dispatch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
 from protos.infinite_llm.v1 import types_pb2, worker_pb2
 from services.common.ids import InstId, ReqId
 from services.common.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+_FINISH_REASONS: dict[int, FinishReason] = {
+    worker_pb2.FINISH_REASON_STOP: "stop",
+    worker_pb2.FINISH_REASON_LENGTH: "length",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +25,16 @@ class TokenJob:
     prompt_token_ids: Sequence[int]
     max_tokens: int
     sampling: SamplingParams
-    seed: int | None = None
-    """None: the worker draws one."""
+    seed: int
+    """Always there: another instance must draw what a lost one would have drawn."""
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str = ""
     prefers: InstId | None = None
     """The instance that has just computed the same prompt."""
+    output_token_ids: Sequence[int] = ()
+    """What an instance that was lost has generated."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,11 +58,12 @@ class TokenChunk:
     num_cached_tokens: int
     """Of the prompt; in the first chunk, as are `prompt_logprobs`."""
     prompt_logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
 
 
-def choice_seed(seed: int | None, choice: int) -> int | None:
+def choice_seed(seed: int, choice: int) -> int:
     """The first choice has the request's own seed, the others have what follows from it."""
-    if seed is None or choice == 0:
+    if choice == 0:
         return seed
     # Seeds may be negative for clients; the worker takes the same 64 bits without a sign.
     words = (seed % 2**64).to_bytes(8, "little") + choice.to_bytes(8, "little")
@@ -71,7 +82,7 @@ def to_wire(req_id: ReqId, job: TokenJob) -> worker_pb2.GenerateTokensRequest:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=sampling.logit_bias,
         min_tokens=sampling.min_tokens,
-        seed=None if job.seed is None else job.seed % 2**64,
+        seed=job.seed % 2**64,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
     )
@@ -84,6 +95,7 @@ def to_wire(req_id: ReqId, job: TokenJob) -> worker_pb2.GenerateTokensRequest:
         ignore_eos=job.ignore_eos,
         priority=job.priority,
         cache_salt=job.cache_salt,
+        output_token_ids=job.output_token_ids,
     )
 
 
@@ -94,6 +106,7 @@ def from_wire(inst_id: InstId, response: worker_pb2.GenerateTokensResponse) -> T
         tuple(map(_logprobs, response.logprobs)),
         response.cached_tokens,
         tuple(map(_logprobs, response.prompt_logprobs)),
+        _FINISH_REASONS.get(response.finish_reason),
     )
 
 

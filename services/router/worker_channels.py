@@ -20,14 +20,15 @@ class _Entry:
 class WorkerChannels:
     """Opens on first use; `prune` closes those of instances that left, once they are idle."""
 
-    def __init__(self) -> None:
+    def __init__(self, dead_after_s: float) -> None:
+        self._dead_after_s = dead_after_s
         self._entries: dict[str, _Entry] = {}
 
     @contextmanager
     def use(self, address: str) -> Iterator["worker_pb2_grpc.WorkerAsyncStub"]:
         entry = self._entries.get(address)
         if entry is None:
-            channel = open_channel(address)
+            channel = open_channel(address, self._dead_after_s)
             stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
             entry = self._entries[address] = _Entry(channel, stub)
         entry.num_calls += 1

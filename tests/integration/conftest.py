@@ -81,6 +81,14 @@ def big(cluster_pool: ClusterPool, no_leak: None) -> LocalCluster:
 
 
 @pytest.fixture
+def roomy(cluster_pool: ClusterPool, no_leak: None) -> Iterator[LocalCluster]:
+    """The same with room for many streams on either of the two."""
+    cluster = cluster_pool.get(2, 4 * NUM_BLOCKS, "hurt")
+    yield cluster
+    cluster_pool.heal(cluster)
+
+
+@pytest.fixture
 def hurt(cluster_pool: ClusterPool, no_leak: None) -> Iterator[LocalCluster]:
     """Two small instances for tests that kill processes; whole again after each test."""
     cluster = cluster_pool.get(2, NUM_BLOCKS, "hurt")

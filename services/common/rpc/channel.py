@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.common.rpc.options import CLIENT_OPTIONS
+from services.common.rpc.options import DEAD_AFTER_S, client_options
 
 #: A health probe or another question that is answered from memory.
 PROBE_DEADLINE_S = 2.0
@@ -16,10 +16,14 @@ CONTROL_DEADLINE_S = 5.0
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` that connects lazily; the caller closes it."""
+def open_channel(address: str, dead_after_s: float = DEAD_AFTER_S) -> grpc.aio.Channel:
+    """A channel to `host:port` that connects lazily; the caller closes it.
+
+    `dead_after_s`: calls end with UNAVAILABLE when the peer's process answers no pings for so long.
+    """
     interceptors = [_TraceUnaryUnary(), _TraceUnaryStream()]
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS, interceptors=interceptors)
+    options = client_options(dead_after_s)
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
 def _with_trace(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:

@@ -85,6 +85,7 @@ def hang(after: str = "") -> Script:
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     inst_id: int
     script: Script
+    incarnation: int = 1
     num_blocks: int = 64
     max_model_len: int = 512
     load: types_pb2.InstanceLoad = field(default_factory=types_pb2.InstanceLoad)
@@ -109,7 +110,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def view(self) -> types_pb2.InstanceView:
         info = types_pb2.InstanceInfo(
             inst_id=self.inst_id,
-            incarnation=1,
+            incarnation=self.incarnation,
             control_address=self.address,
             model=MODEL,
             block_size=BLOCK_SIZE,

@@ -57,7 +57,7 @@ async def test_without_pooling_an_instance_is_as_long_as_its_memory() -> None:
 
 
 async def test_channels_close_once_their_instance_left_and_their_calls_ended() -> None:
-    channels = WorkerChannels()
+    channels = WorkerChannels(dead_after_s=6.0)
     with channels.use("127.0.0.1:1") as first:
         await channels.prune(known=set())
         with channels.use("127.0.0.1:1") as again:

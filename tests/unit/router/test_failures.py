@@ -46,7 +46,10 @@ async def test_before_the_first_token_another_instance_takes_over(error: Excepti
 
 async def test_a_dead_address_is_passed_over() -> None:
     workers = pair(say("unreachable"), say("fine"))
-    async with running(workers) as cluster, httpx.AsyncClient(base_url=cluster.url) as http:
+    async with (
+        running(workers, resume_timeout_s=0.2) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
         await cluster.stop_worker(workers[0])
         answer = await http.post("/v1/completions", json=COMPLETION)
         assert answer.json()["choices"][0]["text"] == "fine"
@@ -71,7 +74,7 @@ async def test_errors_before_the_first_token_are_ordinary_answers(
     error: Exception, status: int, code: str, stream: bool
 ) -> None:
     async with (
-        running(pair(fail(error), fail(error))) as cluster,
+        running(pair(fail(error), fail(error)), resume_timeout_s=0.2) as cluster,
         httpx.AsyncClient(base_url=cluster.url) as http,
     ):
         answer = await http.post("/v1/completions", json=COMPLETION | {"stream": stream})
@@ -81,33 +84,43 @@ async def test_errors_before_the_first_token_are_ordinary_answers(
 @pytest.mark.parametrize(
     "error", [Unavailable("stopping"), InstanceLost("creditor died"), Overloaded("odd")]
 )
-async def test_after_the_first_token_the_client_hears_of_it(error: Exception) -> None:
-    workers = pair(fail(error, after="some"), say("never asked"))
-    async with running(workers) as cluster, httpx.AsyncClient(base_url=cluster.url) as http:
+async def test_a_stream_that_nobody_can_go_on_with_ends_with_an_error_event(
+    error: Exception,
+) -> None:
+    workers = pair(fail(error, after="some"), fail(error))
+    async with (
+        running(workers, resume_timeout_s=0.2) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
         streamed = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
         whole = await http.post("/v1/completions", json=COMPLETION)
     *texts, last = [json.loads(e.removeprefix("data: ")) for e in streamed.text.split("\n\n") if e]
     assert "".join(event["choices"][0]["text"] for event in texts) == "some"
     assert last["error"]["code"] == "instance_lost"
     assert (whole.status_code, whole.json()["error"]["code"]) == (502, "instance_lost")
-    assert not workers[1].requests
 
 
 @pytest.mark.parametrize(
-    ("script", "settings"),
+    ("script", "settings", "status", "code"),
     [
-        pytest.param(hang(), {"first_token_timeout_s": 0.1}, id="before the first token"),
-        pytest.param(hang("some"), {"stream_idle_timeout_s": 0.1}, id="after it"),
+        pytest.param(
+            hang(), {"first_token_timeout_s": 0.1}, 504, "deadline_exceeded", id="no token yet"
+        ),
+        pytest.param(
+            hang("some"), {"stream_idle_timeout_s": 0.1}, 502, "instance_lost", id="after some"
+        ),
     ],
 )
-async def test_a_hung_worker_ends_with_an_error(script: Script, settings: dict[str, Any]) -> None:
+async def test_a_hung_worker_ends_with_an_error(
+    script: Script, settings: dict[str, Any], status: int, code: str
+) -> None:
     worker = FakeWorker(1, script)
     async with (
-        running([worker], **settings) as cluster,
+        running([worker], resume_timeout_s=0.2, **settings) as cluster,
         httpx.AsyncClient(base_url=cluster.url) as http,
     ):
         answer = await http.post("/v1/completions", json=COMPLETION)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         await asyncio.wait_for(worker.aborted.wait(), 5)
 
 
@@ -189,6 +202,16 @@ async def test_serving_goes_on_without_the_gmanager() -> None:
         answer = await http.post("/v1/completions", json=COMPLETION)
         assert answer.json()["choices"][0]["text"] == "fine"
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_load_balancers_may_probe_with_head() -> None:
+    async with (
+        running([FakeWorker(1, say("ok"))]) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
+        for path in ("/health", "/live", "/metrics", "/v1/models"):
+            answer = await http.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
 
 
 async def test_an_instance_that_left_gets_nothing_more() -> None:

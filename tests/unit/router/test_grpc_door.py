@@ -71,7 +71,7 @@ async def test_chat_applies_the_template_and_stop_strings_work() -> None:
         ),
         pytest.param({"prompt": "x", "max_tokens": 0}, InvalidRequest, "max_tokens", id="none"),
         pytest.param(
-            {"prompt": "x", "max_tokens": 512}, ContextLengthExceeded, "prompt", id="too long"
+            {"prompt": "x", "max_tokens": 512}, ContextLengthExceeded, "max_tokens", id="too long"
         ),
         pytest.param({"prompt": "ok"}, InstanceLost, None, id="lost on the way"),
     ],
@@ -79,7 +79,8 @@ async def test_chat_applies_the_template_and_stop_strings_work() -> None:
 async def test_errors(
     fields: dict[str, Any], expected: type[InfiniteLLMError], param: str | None
 ) -> None:
-    async with running([FakeWorker(1, fail(InstanceLost("gone"), after="some"))]) as cluster:
+    worker = FakeWorker(1, fail(InstanceLost("gone"), after="some"))
+    async with running([worker], resume_timeout_s=0.2) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generate(cluster, **fields)
     error = error_from_rpc(caught.value)

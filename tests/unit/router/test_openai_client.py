@@ -82,8 +82,11 @@ async def test_sync() -> None:
 
 
 async def test_errors_have_the_clients_own_types() -> None:
-    broken = fail(InstanceLost("gone"), after="some")
-    async with running([FakeWorker(1, broken)]) as cluster, async_client(cluster) as client:
+    worker = FakeWorker(1, fail(InstanceLost("gone"), after="some"))
+    async with (
+        running([worker], resume_timeout_s=0.2) as cluster,
+        async_client(cluster) as client,
+    ):
         with pytest.raises(openai.NotFoundError) as unknown:
             await client.chat.completions.create(model="other", messages=MESSAGES)
         assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.ids import InstId, ReqId
+from services.common.ids import Incarnation, InstId, ReqId
 from services.router.capacity import max_request_tokens
 from services.router.routing import MAX_AGE_S, Dispatched, Instance, pick, serving
 
 BASE = Instance(
     inst_id=InstId(1),
+    incarnation=Incarnation(1),
     address="a:1",
     model="tiny",
     block_size=16,
@@ -30,8 +31,8 @@ def instance(inst_id: int, **changes: object) -> Instance:
     return replace(BASE, inst_id=InstId(inst_id), **changes)  # type: ignore[arg-type]
 
 
-def chosen(instances: list[Instance], num_tokens: int = 160, excluded: int = 0) -> int | None:
-    found = pick(instances, num_tokens, Dispatched(), {InstId(excluded)})
+def chosen(instances: list[Instance], num_tokens: int = 160) -> int | None:
+    found = pick(instances, num_tokens, Dispatched())
     return None if found is None else found.inst_id
 
 
@@ -71,17 +72,12 @@ def test_pick(instances: list[Instance], expected: int | None) -> None:
     assert chosen(instances) == expected
 
 
-def test_excluded_instances_are_not_picked() -> None:
-    assert chosen([instance(1), instance(2)], excluded=1) == 2
-    assert chosen([instance(1)], excluded=1) is None
-
-
 @pytest.mark.parametrize(("free_blocks", "expected"), [(20, 1), (2, 2)])
 def test_an_instance_with_the_prompt_computed_is_preferred_while_it_has_room(
     free_blocks: int, expected: int
 ) -> None:
     instances = [instance(1, free_blocks=free_blocks, batch=9), instance(2)]
-    found = pick(instances, 160, Dispatched(), set(), preferred=InstId(1))
+    found = pick(instances, 160, Dispatched(), preferred=InstId(1))
     assert found is not None and found.inst_id == expected
 
 
@@ -90,7 +86,7 @@ def test_a_burst_spreads_before_the_next_report() -> None:
     instances = [instance(1), instance(2)]
     counts = {1: 0, 2: 0}
     for number in range(20):
-        found = pick(instances, 160, dispatched, set())
+        found = pick(instances, 160, dispatched)
         assert found is not None
         dispatched.add(ReqId(number), found.inst_id, found.blocks_for(160), now_s=11.0)
         counts[found.inst_id] += 1

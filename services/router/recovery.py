@@ -1,0 +1,114 @@
+"""What one sequence has got so far, and whether, where and until when it is tried again. Pure.
+
+One for each sequence, kept by dispatch. An instance that is lost costs its sequences nothing but
+time: another one computes prompt and output again and goes on with the next token.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from services.common.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InfiniteLLMError,
+    InstanceLost,
+    Overloaded,
+    Unavailable,
+)
+from services.common.ids import Incarnation, InstId
+from services.router.routing import Instance
+from services.router.token_job import TokenChunk, TokenJob
+
+#: A defect that follows a request from instance to instance must not take all of them down.
+MAX_ATTEMPTS = 6
+#: An instance that failed a sequence is not asked again for at least this long.
+EXCLUDED_S = 2.0
+#: A refusal that took longer came out of a queue: the client has waited enough.
+RETRY_REFUSED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    incarnation: Incarnation
+    at_s: float
+
+
+class Recovery:
+    def __init__(self, job: TokenJob, timeout_s: float, now_s: float) -> None:
+        """`timeout_s`: after a failure, how long to wait for an instance that can go on."""
+        self.num_failures = 0
+        self.wait_until_s = now_s
+        """Until then an instance may yet appear."""
+        self._job = job
+        self._timeout_s = timeout_s
+        self._started_s = now_s
+        self._has_begun = False
+        self._token_ids: list[int] = []
+        self._failures: dict[InstId, _Failure] = {}
+        self._error: InfiniteLLMError = Unavailable("no instance is ready")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything came: then the client may have it."""
+        return self._has_begun
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """Only the word that it has ended was lost."""
+        return self.num_tokens >= self._job.max_tokens
+
+    @property
+    def job(self) -> TokenJob:
+        """What is left to do."""
+        if not self._has_begun:
+            return self._job
+        # The prompt's log probabilities came with the first message.
+        sampling = replace(self._job.sampling, prompt_logprobs=None)
+        return replace(self._job, sampling=sampling, output_token_ids=tuple(self._token_ids))
+
+    @property
+    def error(self) -> InfiniteLLMError:
+        """What the client is told if nobody can go on."""
+        return self._error
+
+    def receive(self, chunk: TokenChunk) -> None:
+        self._has_begun = True
+        self._token_ids += chunk.token_ids
+
+    def fail(self, instance: Instance, error: InfiniteLLMError, now_s: float) -> bool:
+        """Take note that `instance` failed; whether the sequence is worth another try."""
+        is_refused = self.num_failures > 0 and isinstance(error, ContextLengthExceeded)
+        is_lost = isinstance(error, Unavailable | InstanceLost | DeadlineExceeded)
+        is_full = isinstance(error, Overloaded)
+        self.num_failures += 1
+        self._failures[instance.inst_id] = _Failure(instance.incarnation, now_s)
+        if not (is_refused or is_lost or is_full):
+            self._error = error
+            return False
+        if self._has_begun:
+            self._error = InstanceLost("the instance was lost, and no other could go on")
+        elif not is_refused:  # the cluster held the request before, and may again
+            self._error = error
+        has_queued = is_full and now_s - self._started_s > RETRY_REFUSED_WITHIN_S
+        if has_queued and not self._has_begun:
+            return False
+        # Whoever has nothing yet and finds all instances full asks again later.
+        self.wait_until_s = now_s if is_full and not self._has_begun else now_s + self._timeout_s
+        return self.num_failures < MAX_ATTEMPTS
+
+    def excluded(self, instances: Iterable[Instance], now_s: float) -> set[InstId]:
+        """Those that failed the sequence and have not been heard of since.
+
+        A process that was started anew is another instance, and may be asked at once.
+        """
+        return {
+            instance.inst_id
+            for instance in instances
+            if (failure := self._failures.get(instance.inst_id)) is not None
+            and failure.incarnation == instance.incarnation
+            and (now_s < failure.at_s + EXCLUDED_S or instance.reported_at_s <= failure.at_s)
+        }
