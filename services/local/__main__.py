@@ -4,10 +4,11 @@ import argparse
 import asyncio
 import os
 import sys
+from typing import NoReturn
 
 from rich.console import Console
 
-from services.common.lifecycle import EXIT_FAILURE, EXIT_OK, run, until_stopped
+from services.common.lifecycle import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, run, until_stopped
 from services.common.model_store import DEFAULT_MODEL
 from services.local.demo import Report, demo
 from services.local.options import DEFAULT_INSTANCES, DEFAULT_KV_BLOCKS, DEFAULT_PORT, Options
@@ -19,8 +20,21 @@ from services.local.up import up
 _PLAIN_WIDTH = 100
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line: the usage would bury it, and most callers type `make`."""
+        self.exit(EXIT_CONFIG, f"{message}\n")
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m services.local", description=__doc__)
+    parser = _Parser(prog="python -m services.local", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("up", "start a cluster, send it one long prompt, serve until Ctrl-C"),
@@ -28,18 +42,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id")
-        command.add_argument("--instances", type=int, default=DEFAULT_INSTANCES)
-        command.add_argument("--kv-blocks", type=int, default=DEFAULT_KV_BLOCKS)
+        command.add_argument("--instances", type=_number, default=DEFAULT_INSTANCES)
+        command.add_argument("--kv-blocks", type=_number, default=DEFAULT_KV_BLOCKS)
         command.add_argument(
             "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
         )
-        command.add_argument("--max-new-tokens", type=int, default=48)
+        command.add_argument("--max-new-tokens", type=_number, default=48)
         command.add_argument("--otlp-endpoint", default="", help="where traces go, host:port")
     up_command = commands.choices["up"]
-    up_command.add_argument("--port", type=int, default=DEFAULT_PORT, help="HTTP; gRPC is next")
+    up_command.add_argument("--port", type=_number, default=DEFAULT_PORT, help="HTTP; gRPC is next")
     up_command.add_argument("--no-prompt", action="store_true", help="only serve")
     status_command = commands.add_parser("status", help="draw the Request Placement Map")
-    status_command.add_argument("--port", type=int, default=DEFAULT_PORT, help="the cluster's HTTP")
+    status_command.add_argument(
+        "--port", type=_number, default=DEFAULT_PORT, help="the cluster's HTTP"
+    )
     status_command.add_argument("--gmanager", help="host:port of any gManager instead")
     status_command.add_argument("--watch", action="store_true")
     return parser.parse_args(arguments)

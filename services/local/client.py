@@ -52,13 +52,21 @@ async def stream_chat(http_url: str, request: ChatRequest) -> AsyncIterator[Delt
             client.stream("POST", url, json=request.body()) as response,
         ):
             if response.is_error:
-                raise InfiniteLLMError((await response.aread()).decode())
+                raise InfiniteLLMError(_message_of((await response.aread()).decode()))
             async for line in response.aiter_lines():
                 data = line.removeprefix("data: ")
                 if data != line and data != "[DONE]":
                     yield parse_event(data)
     except httpx.HTTPError as error:
         raise Unavailable(f"{url}: {error!r}") from error
+
+
+def _message_of(body: str) -> str:
+    """What an error answer says; as it is where it is not one of the router's."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body
 
 
 def parse_event(data: str) -> Delta:

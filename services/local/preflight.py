@@ -12,10 +12,11 @@ from services.common.errors import ConfigError
 from services.local.plan import HOST
 
 
-def check_ports(*ports: int) -> None:
-    for port in ports:
-        if not 1 <= port <= 65535:
-            raise ConfigError(f"port {port} is not in 1..65535")
+def check_ports(http_port: int) -> None:
+    """HTTP's port and the one after it, which is gRPC's."""
+    if not 1 <= http_port < 65535:
+        raise ConfigError(f"PORT={http_port} is not in 1..65534 (gRPC takes the next one)")
+    for port in (http_port, http_port + 1):
         if not is_port_free(HOST, port):
             raise ConfigError(f"port {port} is in use; choose another with PORT=")
 

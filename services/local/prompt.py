@@ -22,11 +22,19 @@ _SHARE_OF_ALL = 0.9
 
 
 def choose_num_tokens(spec: ClusterSpec, max_model_len: int, max_new_tokens: int) -> int:
-    """More than one instance holds, but not more than the cluster and the model allow."""
+    """More than one instance holds, but not more than the cluster and the model allow.
+
+    Raises ConfigError where these allow none.
+    """
     wanted = int(spec.instance_capacity_tokens * _BEYOND_ONE)
     pool = int(spec.instance_capacity_tokens * spec.num_instances * _SHARE_OF_ALL)
     limit = min(pool, max_model_len) - max_new_tokens - _MARGIN_TOKENS
-    return max(1, min(wanted, limit, _MAX_TOKENS))
+    if limit < 1:
+        raise ConfigError(
+            f"{spec.num_blocks} KV blocks an instance leave no room for a prompt and "
+            f"{max_new_tokens} new tokens; choose more with KV_BLOCKS="
+        )
+    return min(wanted, limit, _MAX_TOKENS)
 
 
 def build_request(spec: ClusterSpec, max_new_tokens: int) -> ChatRequest:

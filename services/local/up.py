@@ -22,7 +22,7 @@ async def up(
     options: Options, http_port: int, with_prompt: bool, console: Console, stop: asyncio.Event
 ) -> None:
     """Returns once `stop` is set and everything has ended."""
-    check_ports(http_port, http_port + 1)
+    check_ports(http_port)
     find_redis_server(options.environ)
     progress = Progress(line_writer(console))
     await until_stopped(_serve(options, http_port, with_prompt, console, progress), stop)

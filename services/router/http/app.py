@@ -30,14 +30,20 @@ def create_app(routes: OpenAiRoutes, readiness: Readiness, metrics: RouterMetric
     async def exposition() -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/live", live, methods=["GET"])
-    app.add_api_route("/metrics", exposition, methods=["GET"])
-    app.add_api_route("/v1/models", routes.models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
+    _add_get(app, "/health", health)
+    _add_get(app, "/live", live)
+    _add_get(app, "/metrics", exposition)
+    _add_get(app, "/v1/models", routes.models)
+    _add_get(app, "/v1/models/{name:path}", routes.model)
     _add_post(app, "/v1/completions", routes.completions, CompletionBody)
     _add_post(app, "/v1/chat/completions", routes.chat_completions, ChatBody)
     return app
+
+
+def _add_get(app: FastAPI, path: str, endpoint: Any) -> None:
+    app.add_api_route(path, endpoint, methods=["GET"])
+    # Load balancers probe with HEAD; the server leaves the body out.
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[OpenAiBody]) -> None:

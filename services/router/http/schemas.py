@@ -200,11 +200,11 @@ class TextPart(_Strict):
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Items[TextPart] | None = None
+    content: str | Items[TextPart]
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
-        content = self.content or ""
+        content = self.content
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
         # Templates of open models know the older of the two words.

@@ -53,10 +53,19 @@ async def test_the_pieces_arrive_in_order_with_the_counts_at_the_end() -> None:
     assert bodies[0]["messages"] == [{"role": "user", "content": "hello"}]
 
 
-async def test_a_refusal_is_an_error_with_the_servers_words() -> None:
-    async with answering("400 Bad Request", '{"error": {"message": "too long"}}') as (url, _):
-        with pytest.raises(InfiniteLLMError, match="too long"):
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"error": {"message": "too long"}}', "too long"),
+        ("Bad Gateway", "Bad Gateway"),
+        ('{"error": "odd"}', '{"error": "odd"}'),
+    ],
+)
+async def test_a_refusal_is_an_error_with_the_servers_words(body: str, message: str) -> None:
+    async with answering("400 Bad Request", body) as (url, _):
+        with pytest.raises(InfiniteLLMError) as caught:
             await collect(url)
+    assert caught.value.message.strip() == message
 
 
 async def test_an_error_in_the_stream_ends_it() -> None:

@@ -29,9 +29,18 @@ def test_the_prompt_always_fits_the_model_and_the_cluster(
     num_instances: int, num_blocks: int, max_model_len: int, max_new_tokens: int
 ) -> None:
     cluster = spec(num_instances, num_blocks)
-    num_tokens = choose_num_tokens(cluster, max_model_len, max_new_tokens)
     total = cluster.instance_capacity_tokens * num_instances
-    assert num_tokens == 1 or num_tokens + max_new_tokens < min(total, max_model_len)
+    try:
+        num_tokens = choose_num_tokens(cluster, max_model_len, max_new_tokens)
+    except ConfigError:
+        assert min(0.9 * total, max_model_len) < max_new_tokens + 100
+    else:
+        assert 1 <= num_tokens < min(total, max_model_len) - max_new_tokens
+
+
+def test_a_cluster_too_small_for_any_prompt_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^2 KV blocks .* choose more with KV_BLOCKS=$"):
+        choose_num_tokens(spec(2, 2), max_model_len=8192, max_new_tokens=48)
 
 
 def words() -> Tokenizer:
