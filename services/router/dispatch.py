@@ -70,8 +70,6 @@ class Dispatcher:
                 except CallFailed as failed:
                     if self._patience.is_over:
                         raise failed.error from failed
-                    detail = {"inst_id": instance.inst_id, "reason": failed.reason}
-                    _log.warning("worker failed", extra=detail)
                     if recovery.has_begun:
                         interruptions.begin(instance.inst_id, recovery.num_tokens, failed.reason)
                     if not recovery.fail(instance, failed.error, time.monotonic()):
@@ -107,7 +105,8 @@ class Dispatcher:
         interruptions: Interruptions,
     ) -> FinishReason:
         req_id, job = new_req_id(), recovery.job
-        _log.debug("dispatched", extra={"worker_req_id": req_id, "inst_id": instance.inst_id})
+        detail = {"worker_req_id": req_id, "inst_id": instance.inst_id}
+        _log.debug("dispatched", extra=detail)
         num_blocks = instance.blocks_for(job.num_tokens)
         self._dispatched.add(req_id, instance.inst_id, num_blocks, time.monotonic())
         try:
@@ -120,5 +119,8 @@ class Dispatcher:
                         return "stop"
                     if chunk.finish_reason is not None:
                         return chunk.finish_reason
+        except CallFailed as failed:
+            _log.warning("worker failed", extra=detail | {"reason": failed.reason})
+            raise
         finally:
             self._dispatched.remove(req_id)

@@ -327,6 +327,8 @@ async def test_a_resume_is_told_as_metric_log_line_and_span(
     (record,) = [record for record in caplog.records if record.message == "stream resumed"]
     line = json.loads(JsonFormatter("router").format(record))
     assert (line["lost_inst_id"], line["inst_id"], line["num_tokens"]) == (1, 2, 5)
+    failed = next(record for record in caplog.records if record.message == "worker failed")
+    assert vars(failed)["worker_req_id"] == workers[0].requests[0].req_id
     (span,) = spans.get_finished_spans()
     assert span.name == "resume stream"
     assert dict(span.attributes or {}).items() >= {"lost_inst_id": 1, "inst_id": 2}.items()
