@@ -66,7 +66,25 @@ def _perf_from_proto(proto: types_pb2.PerfConstants) -> PerfConstants:
 
 
 def info_to_proto(info: InstanceInfo) -> types_pb2.InstanceInfo:
+    proto = _identity_to_proto(info)
     perf = info.perf
+    proto.perf.CopyFrom(
+        types_pb2.PerfConstants(
+            non_attention=[
+                types_pb2.BatchPoint(batch=int(point.batch), step_s=point.step_s)
+                for point in perf.non_attention
+            ],
+            attention_s_per_token=perf.attention_s_per_token,
+            link_round_trip_s=perf.link_round_trip_s,
+            link_bytes_per_s=perf.link_bytes_per_s,
+            num_layers=perf.num_layers,
+            row_bytes=perf.row_bytes,
+        )
+    )
+    return proto
+
+
+def _identity_to_proto(info: InstanceInfo) -> types_pb2.InstanceInfo:
     return types_pb2.InstanceInfo(
         inst_id=info.inst_id,
         incarnation=info.incarnation,
@@ -79,17 +97,15 @@ def info_to_proto(info: InstanceInfo) -> types_pb2.InstanceInfo:
         max_model_len=info.max_model_len,
         node=info.node,
         max_lent_blocks=info.max_lent_blocks,
-        perf=types_pb2.PerfConstants(
-            non_attention=[
-                types_pb2.BatchPoint(batch=int(point.batch), step_s=point.step_s)
-                for point in perf.non_attention
-            ],
-            attention_s_per_token=perf.attention_s_per_token,
-            link_round_trip_s=perf.link_round_trip_s,
-            link_bytes_per_s=perf.link_bytes_per_s,
-            num_layers=perf.num_layers,
-            row_bytes=perf.row_bytes,
-        ),
+    )
+
+
+def peer_to_proto(instance: Instance) -> types_pb2.InstanceView:
+    """What a borrower has to know of it."""
+    load = instance.load
+    return types_pb2.InstanceView(
+        info=_identity_to_proto(instance.info),
+        load=types_pb2.InstanceLoad(free_blocks=load.free_blocks, draining=load.draining),
     )
 
 

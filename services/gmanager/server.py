@@ -18,6 +18,7 @@ from services.gmanager.creditors import rank_creditors
 from services.gmanager.election import Election
 from services.gmanager.keeper import MapKeeper
 from services.gmanager.metrics import GManagerMetrics
+from services.gmanager.peer_views import MAX_PEERS, PeerDirectory
 
 SERVICE_NAME = gmanager_pb2.DESCRIPTOR.services_by_name["GManager"].full_name
 #: Calls under way may end within this long after the stop signal.
@@ -40,6 +41,7 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         self._metrics = metrics
         self._moves_issued = moves_issued
         self._election = election
+        self._peers = PeerDirectory(keeper.instances)
 
     async def Register(
         self, request: gmanager_pb2.RegisterRequest, context: Context
@@ -55,17 +57,18 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         heartbeat = convert.heartbeat_from_proto(request)
         outcome = self._keeper.apply_heartbeat(heartbeat)
         self._metrics.heartbeats.inc()
-        now_s = self._keeper.clock()
-        return gmanager_pb2.HeartbeatResponse(
+        response = gmanager_pb2.HeartbeatResponse(
             register_again=outcome.register_again,
             full_report=outcome.full_report,
             term=self._election.term,
-            peers=[
-                convert.view_to_proto(instance, now_s)
-                for instance in self._keeper.instances()
-                if instance.inst_id != heartbeat.inst_id
-            ],
         )
+        caller = self._keeper.instance(heartbeat.inst_id)
+        if caller is not None:
+            peers = self._peers.peers_of(caller)
+            response.peers.extend(peers.views)
+            response.unlisted_peers = peers.num_unlisted
+            response.unlisted_blocks = peers.unlisted_blocks
+        return response
 
     async def Deregister(
         self, request: gmanager_pb2.DeregisterRequest, context: Context
@@ -92,10 +95,11 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         self._election.check_leads()
         if self._keeper.whole_in_s > 0:
             raise Unavailable("the map is being rebuilt")
-        cluster, now_s = self._keeper.cluster(), self._keeper.clock()
+        now_s = self._keeper.clock()
+        entries = () if request.instances_only else self._keeper.cluster().entries
         return gmanager_pb2.GetClusterViewResponse(
-            instances=[convert.view_to_proto(instance, now_s) for instance in cluster.instances],
-            entries=map(convert.entry_to_proto, cluster.entries),
+            instances=[convert.view_to_proto(i, now_s) for i in self._keeper.instances()],
+            entries=map(convert.entry_to_proto, entries),
             moves_issued=self._moves_issued(),
             term=self._election.term,
         )
@@ -106,7 +110,7 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
             raise Unavailable(f"instance {inst_id} is not registered here yet")
         if not self._config.pooling:
             return []
-        return rank_creditors(self._keeper.instances(), debtor)
+        return rank_creditors(self._keeper.instances(), debtor)[:MAX_PEERS]
 
 
 def listen(server: grpc.aio.Server, address: str) -> int:

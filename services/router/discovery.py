@@ -54,7 +54,7 @@ class Discovery:
         try:
             view = await self._gmanager.ask(
                 lambda gmanager: gmanager.GetClusterView(
-                    gmanager_pb2.GetClusterViewRequest(), timeout=DEADLINE_S
+                    gmanager_pb2.GetClusterViewRequest(instances_only=True), timeout=DEADLINE_S
                 )
             )
         except grpc.aio.AioRpcError as error:

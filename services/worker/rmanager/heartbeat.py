@@ -16,7 +16,7 @@ from services.common.ids import InstId, ReqId, Term
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.rmanager.clients import Clients, peer_view
 from services.worker.rmanager.fence import Fence
-from services.worker.rmanager.peers import PeerView
+from services.worker.rmanager.peers import PeerView, Unlisted
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Heartbeat:
         info: types_pb2.InstanceInfo,
         clients: Clients,
         observe: Callable[[], tuple[Holdings, types_pb2.InstanceLoad]],
-        on_view: Callable[[list[PeerView]], None],
+        on_view: Callable[[list[PeerView], Unlisted], None],
         on_away: Callable[[], None],
         fence: Fence,
     ) -> None:
@@ -140,5 +140,8 @@ class Heartbeat:
             self._is_registered = False
             return
         self._report.must_be_full = response.full_report
-        self._on_view([peer_view(view) for view in response.peers])
+        self._on_view(
+            [peer_view(view) for view in response.peers],
+            Unlisted(response.unlisted_peers, response.unlisted_blocks),
+        )
         self.first_view.set()

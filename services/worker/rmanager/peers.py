@@ -7,6 +7,7 @@ view. A view may be stale: the creditor has the last word.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId
 
@@ -27,6 +28,16 @@ class PeerView:
     is_draining: bool = False
 
 
+class Unlisted(NamedTuple):
+    """Who could lend, too, but of whom a large cluster's gManager tells no more than this."""
+
+    num_peers: int
+    num_blocks: int
+
+
+NONE_UNLISTED = Unlisted(0, 0)
+
+
 class Peers:
     """The last view. `keep_free`: blocks that every creditor keeps for itself."""
 
@@ -37,10 +48,11 @@ class Peers:
         self._views: dict[InstId, PeerView] = {}
         self._most_blocks = 0
 
-    def update(self, views: Iterable[PeerView]) -> None:
+    def update(self, views: Iterable[PeerView], unlisted: Unlisted = NONE_UNLISTED) -> None:
         """Replace the view. Instances of another model or block format cannot lend to us."""
         self._views = {view.inst_id: view for view in views if self._can_lend(view)}
         total = sum(max(0, view.num_blocks - self._keep_free) for view in self._views.values())
+        total += max(0, unlisted.num_blocks - unlisted.num_peers * self._keep_free)
         self._most_blocks = max(self._most_blocks, total)
 
     def forget(self, inst_id: InstId) -> None:

@@ -23,7 +23,7 @@ from services.gmanager.leadership import Claim, Leadership
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import Delta, PlacementMap
 from services.gmanager.server import SERVICE_NAME, GManagerServicer, listen
-from tests.unit.gmanager.builders import make_info
+from tests.unit.gmanager.builders import make_info, make_row
 
 DEADLINE_S = 5.0
 
@@ -132,6 +132,15 @@ async def test_what_workers_report_is_what_the_view_shows(gmanager: Running) -> 
     assert (instance.load.free_blocks, instance.age_s) == (97, 1.5)
     assert list(view.entries) == [entry(7, 1, 3)]
     assert (view.moves_issued, view.term) == (42, 3)
+
+
+async def test_who_asks_for_instances_alone_gets_no_rows(gmanager: Running) -> None:
+    await gmanager.register(1)
+    await gmanager.heartbeat(1, 1, convert.entry_to_proto(make_row(7, 1, 3)))
+    request = gmanager_pb2.GetClusterViewRequest(instances_only=True)
+    view = await gmanager.stub.GetClusterView(request, timeout=DEADLINE_S)
+    assert [len(view.instances), len(view.entries)] == [1, 0]
+    assert len((await gmanager.view()).entries) == 1
 
 
 async def test_a_heartbeat_answers_with_the_peers(gmanager: Running) -> None:

@@ -12,7 +12,7 @@ from services.common.rpc import new_server
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings, PlacementReport
-from services.worker.rmanager.peers import PeerView
+from services.worker.rmanager.peers import PeerView, Unlisted
 from tests.unit.worker.rmanager.rig import eventually
 
 
@@ -82,7 +82,7 @@ async def gmanager() -> AsyncIterator[tuple[ScriptedGManager, str]]:
 
 async def beating(
     address: str,
-    on_view: Callable[[list[PeerView]], None] = lambda views: None,
+    on_view: Callable[[list[PeerView], Unlisted], None] = lambda views, unlisted: None,
     on_away: Callable[[], None] = lambda: None,
     fence: Fence | None = None,
 ) -> tuple[Heartbeat, asyncio.Task[None], Clients]:
@@ -144,14 +144,23 @@ async def test_it_registers_again_when_it_is_unknown(
 async def test_the_view_of_peers_is_passed_on(gmanager: tuple[ScriptedGManager, str]) -> None:
     scripted, address = gmanager
     views: list[list[PeerView]] = []
-    heartbeat, task, clients = await beating(address, views.append)
+    counts: list[Unlisted] = []
+
+    def on_view(view: list[PeerView], unlisted: Unlisted) -> None:
+        counts.append(unlisted)
+        views.append(view)
+
+    heartbeat, task, clients = await beating(address, on_view)
     await asyncio.wait_for(heartbeat.first_view.wait(), 5)
     info = types_pb2.InstanceInfo(inst_id=2, incarnation=3, control_address="h:1", num_blocks=7)
     peer = types_pb2.InstanceView(info=info, load=types_pb2.InstanceLoad(free_blocks=6))
-    scripted.answer = gmanager_pb2.HeartbeatResponse(peers=[peer])
+    scripted.answer = gmanager_pb2.HeartbeatResponse(
+        peers=[peer], unlisted_peers=3, unlisted_blocks=90
+    )
     await eventually(lambda: bool(views[-1]))
     await stop(task, clients)
     assert (views[-1][0].inst_id, views[-1][0].free_blocks) == (2, 6)
+    assert counts[-1] == (3, 90)
 
 
 async def test_it_hears_who_leads_now(gmanager: tuple[ScriptedGManager, str]) -> None:

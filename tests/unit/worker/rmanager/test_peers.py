@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from services.common.ids import Incarnation, InstId
-from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.peers import Peers, PeerView, Unlisted
 
 VIEW = PeerView(InstId(2), Incarnation(1), "h:1", "tcp:h:2", 16, 100, "m", 10, 6)
 
@@ -61,3 +61,9 @@ def test_without_news_everybody_is_worth_asking() -> None:
     peers = peers_of(replace(VIEW, free_blocks=0))
     peers.doubt()
     assert peers.free_blocks == 9
+
+
+def test_who_is_not_listed_counts_for_what_could_be_borrowed_at_best() -> None:
+    peers = Peers("m", 100, keep_free=1)
+    peers.update([VIEW], Unlisted(num_peers=3, num_blocks=30))
+    assert (peers.free_blocks, peers.total_blocks) == (5, 9 + 27)
