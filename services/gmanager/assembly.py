@@ -59,5 +59,5 @@ def build(config: GManagerConfig, metrics: GManagerMetrics) -> GManager:
         return answer
 
     planner = Planner(config, keeper, metrics, issue, lambda: election.planning_term)
-    servicer = GManagerServicer(config, keeper, metrics, lambda: planner.moves_issued, election)
+    servicer = GManagerServicer(config, keeper, metrics, planner.decisions, election)
     return GManager(keeper, store, election, planner, servicer, redis.aclose)

@@ -13,6 +13,7 @@ from time import perf_counter
 
 from services.common.errors import InfiniteLLMError
 from services.common.ids import Term
+from services.gmanager.audit import Answer, DecisionLog
 from services.gmanager.board import Move, Rules
 from services.gmanager.cluster import InstanceInfo, PlacementView, RowKey
 from services.gmanager.config import GManagerConfig
@@ -64,7 +65,7 @@ class Planner:
         self._issue_move = issue_move
         self._term = term
         self._under_way = UnderWay(config.cool_down_s)
-        self.moves_issued = 0
+        self.decisions = DecisionLog()
 
     async def run(self) -> None:
         """Plans until cancelled. An unexpected error costs one round, never the planner."""
@@ -91,6 +92,8 @@ class Planner:
         self._under_way.refresh(partial(_held_blocks, view), now_s)
         decisions = plan(view, self._rules, self._under_way.moves, self._under_way.resting)
         self._metrics.plan_s.observe(perf_counter() - start_s)
+        for decision in decisions:
+            self.decisions.note(decision, now_s)
         moves = [m for d in decisions if d.verdict is Verdict.MOVE for m in d.moves]
         for move in moves:
             key = RowKey(move.req_id, move.destination)
@@ -101,21 +104,22 @@ class Planner:
         ]
 
     async def _issue(self, order: MoveOrder) -> None:
-        outcome, reason = "dry run", ""
+        answer = Answer("dry run", "")
         if not self._config.planner_dry_run:
-            self.moves_issued += 1
-            outcome, reason = await self._ask_source(order)
-        if outcome != "accepted":
+            self.decisions.moves_issued += 1
+            answer = await self._ask_source(order)
+        if answer.outcome != "accepted":
             self._under_way.end(order.move)
-        self._metrics.moves.labels(outcome).inc()
-        _log.info("move %s", outcome, extra={**asdict(order.move), "reason": reason})
+        self.decisions.note_answer(order.move, answer)
+        self._metrics.moves.labels(answer.outcome).inc()
+        _log.info("move %s", answer.outcome, extra={**asdict(order.move), "reason": answer.reason})
 
-    async def _ask_source(self, order: MoveOrder) -> tuple[str, str]:
+    async def _ask_source(self, order: MoveOrder) -> Answer:
         try:
             answer = await self._issue_move(order)
         except InfiniteLLMError as error:
-            return "failed", error.message
-        return "accepted" if answer.accepted else "refused", answer.reason
+            return Answer("failed", error.message)
+        return Answer("accepted" if answer.accepted else "refused", answer.reason)
 
 
 def _held_blocks(view: PlacementView, key: RowKey) -> int:

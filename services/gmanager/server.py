@@ -1,19 +1,21 @@
 """The GManager service on the wire. Translates, asks `keeper`, translates back.
 
-Called by workers (register, heartbeat, creditors) and the router (the cluster view).
+Called by workers (register, heartbeat, creditors), the router (the cluster view) and people (the
+decisions of the planner).
 """
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
 
 from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc
 from services.common.errors import ConfigError, Unavailable
-from services.common.ids import Incarnation, InstId
+from services.common.ids import Incarnation, InstId, ReqId
 from services.gmanager import convert
+from services.gmanager.audit import DecisionLog
 from services.gmanager.cluster import Instance
 from services.gmanager.config import GManagerConfig
+from services.gmanager.convert_decisions import decision_to_proto
 from services.gmanager.creditors import rank_creditors
 from services.gmanager.election import Election
 from services.gmanager.keeper import MapKeeper
@@ -23,6 +25,8 @@ from services.gmanager.peer_views import MAX_PEERS, PeerDirectory
 SERVICE_NAME = gmanager_pb2.DESCRIPTOR.services_by_name["GManager"].full_name
 #: Calls under way may end within this long after the stop signal.
 STOP_GRACE_S = 1.0
+#: For those who do not say how many they want.
+DEFAULT_NUM_DECISIONS = 100
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -33,13 +37,13 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         config: GManagerConfig,
         keeper: MapKeeper,
         metrics: GManagerMetrics,
-        moves_issued: Callable[[], int],
+        decisions: DecisionLog,
         election: Election,
     ) -> None:
         self._config = config
         self._keeper = keeper
         self._metrics = metrics
-        self._moves_issued = moves_issued
+        self._decisions = decisions
         self._election = election
         self._peers = PeerDirectory(keeper.instances)
 
@@ -100,8 +104,22 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         return gmanager_pb2.GetClusterViewResponse(
             instances=[convert.view_to_proto(i, now_s) for i in self._keeper.instances()],
             entries=map(convert.entry_to_proto, entries),
-            moves_issued=self._moves_issued(),
+            moves_issued=self._decisions.moves_issued,
             term=self._election.term,
+        )
+
+    async def GetDecisions(
+        self, request: gmanager_pb2.GetDecisionsRequest, context: Context
+    ) -> gmanager_pb2.GetDecisionsResponse:
+        self._election.check_leads()
+        records = self._decisions.find(
+            ReqId(request.req_id) if request.HasField("req_id") else None,
+            InstId(request.inst_id) if request.HasField("inst_id") else None,
+            request.limit or DEFAULT_NUM_DECISIONS,
+        )
+        now_s = self._keeper.clock()
+        return gmanager_pb2.GetDecisionsResponse(
+            decisions=[decision_to_proto(record, now_s) for record in records]
         )
 
     def _creditors_of(self, inst_id: InstId) -> list[Instance]:

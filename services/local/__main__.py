@@ -12,7 +12,7 @@ from services.common.lifecycle import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, run, u
 from services.common.model_store import DEFAULT_MODEL
 from services.local.demo import Report, demo
 from services.local.options import DEFAULT_INSTANCES, DEFAULT_KV_BLOCKS, DEFAULT_PORT, Options
-from services.local.status import find_gmanager, status
+from services.local.status import find_gmanager, show_decisions, status
 from services.local.terminal import own_foreground
 from services.local.up import up
 
@@ -58,7 +58,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     status_command.add_argument("--gmanager", help="host:port of any gManager instead")
     status_command.add_argument("--watch", action="store_true")
+    status_command.add_argument(
+        "--decisions", action="store_true", help="why blocks were moved, or were not"
+    )
+    status_command.add_argument(
+        "--request",
+        type=_request,
+        metavar="ID",
+        help="only decisions about this one",
+    )
     return parser.parse_args(arguments)
+
+
+def _request(text: str) -> int:
+    return int(text, 16)
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -87,7 +100,10 @@ def main(arguments: argparse.Namespace) -> int:
                 reports.extend([report] if report else [])
             case "status":
                 address = arguments.gmanager or find_gmanager(arguments.port)
-                await status(address, arguments.watch, console, stop)
+                if arguments.decisions or arguments.request is not None:
+                    await show_decisions(address, arguments.request, console)
+                else:
+                    await status(address, arguments.watch, console, stop)
 
     with own_foreground():
         exit_status = run(command)

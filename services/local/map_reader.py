@@ -29,6 +29,17 @@ class MapReader:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 
+    async def decisions(self, req_id: int | None = None) -> list[gmanager_pb2.Decision]:
+        """Of the planner, newest first; all that it remembers, or those about one request."""
+        request = gmanager_pb2.GetDecisionsRequest(req_id=req_id)
+        try:
+            answer = await self._gmanagers.ask(
+                lambda gmanager: gmanager.GetDecisions(request, timeout=CONTROL_DEADLINE_S)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return list(answer.decisions)
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -1,4 +1,4 @@
-"""`status`: draw the Request Placement Map of a running cluster, once or over and over."""
+"""`status`: draw the Request Placement Map of a running cluster, or what its planner decided."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ from services.common.errors import ConfigError
 from services.common.lifecycle import until_stopped
 from services.local.cluster import DESCRIPTION_FILE
 from services.local.console import draw_map
+from services.local.decisions import draw_decisions
 from services.local.map_reader import MapReader
 from services.local.preflight import runtime_folder
 
@@ -24,6 +25,11 @@ async def status(
             await until_stopped(_watch(reader, console), stop)
         else:
             console.print(draw_map(await reader.read()))
+
+
+async def show_decisions(gmanager_address: str, req_id: int | None, console: Console) -> None:
+    async with MapReader(gmanager_address) as reader:
+        console.print(draw_decisions(await reader.decisions(req_id)))
 
 
 def find_gmanager(http_port: int) -> str:

@@ -14,6 +14,7 @@ from services.gmanager.keeper import MapKeeper
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import Delta, PlacementMap
 from services.gmanager.planner import MoveAnswer, MoveOrder, Planner
+from services.gmanager.policy import Verdict
 from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
 
 HELD_DOWN = InstanceLoad(
@@ -70,7 +71,7 @@ async def test_a_planned_move_goes_to_its_source() -> None:
     assert (order.move.req_id, order.move.num_blocks) == (7, 60)
     assert (order.source, order.destination) == (make_info(1), make_info(2))
     assert order.term == TERM
-    assert bench.planner.moves_issued == 1
+    assert bench.planner.decisions.moves_issued == 1
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,9 @@ async def test_whatever_the_answer_the_request_rests(
     await bench.planner.run_once()
     assert len(bench.orders) == 1
     assert bench.sample("moves_total", outcome=outcome) == 1
+    resting, moved = bench.planner.decisions.find()
+    assert [a.outcome for a in moved.answers.values()] == [outcome]
+    assert resting.decision.verdict is Verdict.RESTING
     bench.now_s = CONFIG.cool_down_s
     bench.report(2)
     await bench.planner.run_once()
@@ -100,7 +104,7 @@ async def test_a_dry_run_plans_and_moves_nothing() -> None:
     bench = Bench(config=GManagerConfig(planner_dry_run=True))
     await bench.planner.run_once()
     assert bench.orders == []
-    assert bench.planner.moves_issued == 0
+    assert bench.planner.decisions.moves_issued == 0
     assert bench.sample("moves_total", outcome="dry run") == 1
 
 

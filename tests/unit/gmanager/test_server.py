@@ -12,18 +12,21 @@ from prometheus_client import CollectorRegistry
 from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2
 from services.common.errors import ConfigError, InvalidRequest, NotLeader, Unavailable
 from services.common.health import HealthReporter
-from services.common.ids import Term
+from services.common.ids import InstId, ReqId, Term
 from services.common.rpc import error_from_rpc, new_server, open_channel
 from services.gmanager import convert
-from services.gmanager.cluster import Cluster
+from services.gmanager.audit import Answer, DecisionLog
+from services.gmanager.board import Rules
+from services.gmanager.cluster import Cluster, InstanceLoad
 from services.gmanager.config import GManagerConfig
 from services.gmanager.election import Election
 from services.gmanager.keeper import MapKeeper
 from services.gmanager.leadership import Claim, Leadership
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import Delta, PlacementMap
+from services.gmanager.policy import Decision, Verdict, plan
 from services.gmanager.server import SERVICE_NAME, GManagerServicer, listen
-from tests.unit.gmanager.builders import make_info, make_row
+from tests.unit.gmanager.builders import make_info, make_instance, make_row, view_of
 
 DEADLINE_S = 5.0
 
@@ -34,6 +37,7 @@ class Running:
     keeper: MapKeeper
     registry: CollectorRegistry
     deltas: list[Delta]
+    decisions: DecisionLog
     now_s: float = 0.0
     stub: "gmanager_pb2_grpc.GManagerAsyncStub" = field(init=False)
 
@@ -82,7 +86,9 @@ async def running(
 
     leadership = leadership or Leadership.sole(Term(3))
     election = Election(leadership, keeper, load_nothing, metrics, None)
-    servicer = GManagerServicer(config, keeper, metrics, lambda: 42, election)
+    decisions = DecisionLog()
+    decisions.moves_issued = 42
+    servicer = GManagerServicer(config, keeper, metrics, decisions, election)
     server = new_server()
     gmanager_pb2_grpc.add_GManagerServicer_to_server(servicer, server)
     health = HealthReporter(server, [SERVICE_NAME])
@@ -90,7 +96,7 @@ async def running(
     await server.start()
     await health.serving()
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        started = Running(channel, keeper, registry, deltas)
+        started = Running(channel, keeper, registry, deltas, decisions)
         await election.step()
         yield started
     await server.stop(None)
@@ -132,6 +138,45 @@ async def test_what_workers_report_is_what_the_view_shows(gmanager: Running) -> 
     assert (instance.load.free_blocks, instance.age_s) == (97, 1.5)
     assert list(view.entries) == [entry(7, 1, 3)]
     assert (view.moves_issued, view.term) == (42, 3)
+
+
+async def test_decisions_are_told_with_the_terms_of_the_model(gmanager: Running) -> None:
+    busy = InstanceLoad(running=2, waiting=6, waiting_blocks=60, running_tokens=1600)
+    instances = (make_instance(1, busy), make_instance(2))
+    cluster = Cluster(instances, (make_row(7, 1, 80),))
+    (decision,) = plan(view_of(cluster), Rules(batch_threshold=8, utilisation_threshold=0.8))
+    gmanager.decisions.note(decision, now_s=1.0)
+    gmanager.decisions.note_answer(decision.moves[0], Answer("refused", "full"))
+    gmanager.now_s = 3.5
+    request = gmanager_pb2.GetDecisionsRequest(req_id=7, inst_id=2)
+    answer = await gmanager.stub.GetDecisions(request, timeout=DEADLINE_S)
+    (told,) = answer.decisions
+    assert (told.debtor, told.is_move, told.req_id, told.times) == (1, True, 7, 1)
+    assert (told.first_age_s, told.last_age_s) == (2.5, 2.5)
+    (move,) = told.moves
+    assert (move.destination, move.num_blocks, move.outcome, move.reason) == (
+        2,
+        60,
+        "refused",
+        "full",
+    )
+    debtor, creditor = told.changes
+    assert (debtor.inst_id, debtor.before.batch, debtor.after.batch) == (1, 2, 8)
+    assert debtor.before.attention_s == pytest.approx(0.0016)
+    assert creditor.after.attention_s == pytest.approx(60 * 16e-6)
+    gain = sum(change.after.tokens_per_s - change.before.tokens_per_s for change in told.changes)
+    assert told.gain_tokens_per_s == pytest.approx(gain)
+
+
+@pytest.mark.parametrize("about", [{"req_id": 8}, {"inst_id": 3}])
+async def test_decisions_about_others_are_not_told(
+    gmanager: Running, about: dict[str, int]
+) -> None:
+    gmanager.decisions.note(Decision(InstId(1), Verdict.NO_CREDITOR, ReqId(7)), now_s=0.0)
+    everything = gmanager_pb2.GetDecisionsRequest()
+    assert len((await gmanager.stub.GetDecisions(everything, timeout=5)).decisions) == 1
+    request = gmanager_pb2.GetDecisionsRequest(**about)
+    assert not (await gmanager.stub.GetDecisions(request, timeout=5)).decisions
 
 
 async def test_who_asks_for_instances_alone_gets_no_rows(gmanager: Running) -> None:
