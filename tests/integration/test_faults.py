@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.timeout(24
 
 #: Long enough that a fault hits the middle; its first tokens are the oracle's.
 NUM_STREAMED = 40
+#: Blocks: a request that decodes lends no more at once.
+MAX_IN_FLIGHT = 2
 
 
 class Stream:
@@ -115,30 +117,27 @@ async def test_a_killed_creditor_costs_the_tokens_that_it_held_and_no_others(
     hurt_trio: LocalCluster,
 ) -> None:
     async with streaming(hurt_trio) as (stream, task):
-        creditor, held, moved = await largest_creditor(hurt_trio)
+        creditor, held = await largest_creditor(hurt_trio)
         await hurt_trio.kill(f"worker-{creditor}")
-        moved_since = await worker_metric(hurt_trio, 0, "moved_blocks_total") - moved
         await task
     assert stream.error is None
     recomputed = await worker_metric(hurt_trio, 0, "recomputed_tokens_total")
     assert await worker_metric(hurt_trio, 0, "recomputed_total") == 1
-    assert 0 < recomputed <= (held + moved_since) * BLOCK_SIZE < HALF_LENT
+    assert 0 < recomputed <= (held + MAX_IN_FLIGHT) * BLOCK_SIZE < HALF_LENT
     assert await worker_metric(hurt_trio, 0, "preemptions_total") == 0
     assert stream.tokens == await undisturbed(hurt_trio)
 
 
-async def largest_creditor(cluster: LocalCluster) -> tuple[int, int, float]:
-    """Who lends most to worker 0, how many blocks, and how many worker 0 had moved by then."""
+async def largest_creditor(cluster: LocalCluster) -> tuple[int, int]:
+    """Who lends most to worker 0, and how many blocks."""
     async with asyncio.timeout(ANSWER_DEADLINE_S):
         while True:
-            moved = await worker_metric(cluster, 0, "moved_blocks_total")
             lent: Counter[int] = Counter()
             for entry in (await cluster.view()).entries:
                 if not entry.local:
                     lent[entry.inst_id] += entry.num_blocks
             if lent.total() == await worker_metric(cluster, 0, "kv_blocks_borrowed"):
-                (inst_id, held), *_ = lent.most_common(1)
-                return inst_id, held, moved
+                return lent.most_common(1)[0]
             await asyncio.sleep(0.05)
 
 
