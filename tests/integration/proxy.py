@@ -1,4 +1,4 @@
-"""A relay on loopback that slows, holds or encrypts what passes through it."""
+"""A relay on loopback that slows or encrypts what passes through it."""
 
 import asyncio
 import ssl
@@ -13,19 +13,18 @@ Connect = Callable[[], Awaitable[Streams]]
 
 @dataclass
 class Relay:
-    """`delay_s` is what every piece of an answer takes longer; `flow`: questions pass while set."""
+    """`delay_s` is what every piece of an answer takes longer."""
 
     address: str = ""
     delay_s: float = 0.0
-    flow: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self, connect: Connect, outer: Streams) -> None:
         inner = await connect()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass(outer[0], inner[1], self.flow.wait))
-                group.create_task(self._pass(inner[0], outer[1], self._delay))
+                group.create_task(self._pass(outer[0], inner[1], is_slow=False))
+                group.create_task(self._pass(inner[0], outer[1], is_slow=True))
         except* OSError:
             pass
         finally:
@@ -33,25 +32,18 @@ class Relay:
                 writer.close()
 
     async def _pass(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        wait: Callable[[], Awaitable[object]],
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_slow: bool
     ) -> None:
         while data := await reader.read(2**16):
-            await wait()
+            await asyncio.sleep(self.delay_s if is_slow else 0.0)
             writer.write(data)
             await writer.drain()
         raise ConnectionError("one end has closed: close the other")
-
-    async def _delay(self) -> None:
-        await asyncio.sleep(self.delay_s)
 
 
 @asynccontextmanager
 async def relaying(connect: Connect, tls: ssl.SSLContext | None = None) -> AsyncIterator[Relay]:
     relay = Relay()
-    relay.flow.set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(relay.serve(connect, (reader, writer)))
@@ -61,16 +53,14 @@ async def relaying(connect: Connect, tls: ssl.SSLContext | None = None) -> Async
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()
     relay.address = f"{host}:{port}"
-    yield relay
-    server.close()
-    for task in relay.tasks:
-        task.cancel()
-    await asyncio.gather(*relay.tasks, return_exceptions=True)
+    try:
+        yield relay
+    finally:
+        server.close()
+        for task in relay.tasks:
+            task.cancel()
+        await asyncio.gather(*relay.tasks, return_exceptions=True)
 
 
 def to_socket(path: Path) -> Connect:
     return lambda: asyncio.open_unix_connection(path)
-
-
-def to_port(host: str, port: int) -> Connect:
-    return lambda: asyncio.open_connection(host, port)

@@ -68,8 +68,18 @@ class PretendRunner:
 class Instance:
     """One worker's parts around a pretended model."""
 
-    def __init__(self, inst_id: int, folder: Path, num_blocks: int, lease_s: float) -> None:
+    def __init__(
+        self,
+        inst_id: int,
+        folder: Path,
+        num_blocks: int,
+        lease_s: float,
+        gmanager_address: str = "127.0.0.1:1",
+    ) -> None:
+        """By default there is no gManager: the last view is all there is."""
         incarnation = new_incarnation()
+        self.server = new_server()
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.pool = BlockPool(num_blocks)
         self.storage = KvStorage(num_blocks, SHAPE)
         self.runner = PretendRunner(self.storage)
@@ -94,7 +104,7 @@ class Instance:
             self.streams,
             lambda: self.peers.free_blocks,
         )
-        self.clients = Clients(["127.0.0.1:1"])  # no gManager: the last view is all there is
+        self.clients = Clients([gmanager_address])
         self.releaser = Releaser(self.me, self.peers, self.clients, lease_s)
         self.mover = Mover(
             MoverParts(
@@ -105,20 +115,17 @@ class Instance:
         )  # fmt: skip
         self.rmanager = RManager(
             RManagerParts(
-                self.me, types_pb2.InstanceInfo(inst_id=inst_id, incarnation=incarnation),
-                self.pool, self.lender, self.engine, self.peers, self.clients, self.mover,
-                self.releaser, is_pooling=True,
+                self.me, self._info(), self.pool, self.lender, self.engine, self.peers,
+                self.clients, self.mover, self.releaser, is_pooling=True,
             )
         )  # fmt: skip
         self.streams.start_moves = self.rmanager.start_moves
         self.streams.release = self.releaser.release
         self.limits = Limits(1000, 4096, BLOCK, num_blocks, frozenset({2}))
-        self.server = new_server()
         self.worker = WorkerServicer(self.engine, self.streams, self.limits, self.rmanager)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.worker, self.server)
         servicer = RManagerServicer(self.rmanager)
         worker_pb2_grpc.add_RManagerServicer_to_server(servicer, self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
 
     @property
     def view(self) -> PeerView:
@@ -127,6 +134,18 @@ class Instance:
             self.me.inst_id, self.me.incarnation, f"127.0.0.1:{self.port}", self.me.data_address,
             BLOCK, SHAPE.block_bytes, "m", self.pool.num_blocks, self.pool.num_free,
         )  # fmt: skip
+
+    def _info(self) -> types_pb2.InstanceInfo:
+        return types_pb2.InstanceInfo(
+            inst_id=self.me.inst_id,
+            incarnation=self.me.incarnation,
+            control_address=f"127.0.0.1:{self.port}",
+            data_address=self.me.data_address,
+            model="m",
+            block_size=BLOCK,
+            num_blocks=self.pool.num_blocks,
+            block_bytes=SHAPE.block_bytes,
+        )
 
     def meet(self, *others: "Instance") -> None:
         """Learn of others, as a heartbeat's answer would tell."""
