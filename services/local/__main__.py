@@ -43,6 +43,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command = commands.add_parser(name, help=text)
         command.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id")
         command.add_argument("--instances", type=_number, default=DEFAULT_INSTANCES)
+        command.add_argument("--gmanagers", type=int, default=1, help="one leads, others stand by")
         command.add_argument("--kv-blocks", type=_number, default=DEFAULT_KV_BLOCKS)
         command.add_argument(
             "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
@@ -56,7 +57,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     status_command.add_argument(
         "--port", type=_number, default=DEFAULT_PORT, help="the cluster's HTTP"
     )
-    status_command.add_argument("--gmanager", help="host:port of any gManager instead")
+    status_command.add_argument("--gmanager", help="host:port of any gManager instead, or several")
     status_command.add_argument("--watch", action="store_true")
     status_command.add_argument(
         "--decisions", action="store_true", help="why blocks were moved, or were not"
@@ -78,6 +79,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         model=arguments.model,
         instances=arguments.instances,
+        gmanagers=arguments.gmanagers,
         kv_blocks=arguments.kv_blocks,
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,

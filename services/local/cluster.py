@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from services.common.addresses import free_ports
@@ -51,7 +52,8 @@ class LocalCluster:
 
     @property
     def gmanager_address(self) -> str:
-        return f"{HOST}:{self.ports.gmanager}"
+        """Of the gManager, or of all of them, separated by commas."""
+        return self.ports.gmanager_addresses
 
     async def start(self, progress: Progress) -> None:
         """Starts stage by stage. Where one fails, what already runs is stopped again."""
@@ -109,13 +111,22 @@ class LocalCluster:
     async def wait_view(
         self, is_reached: Callable[[ClusterView], bool], deadline_s: float
     ) -> ClusterView:
-        """The first view that satisfies the predicate, or the last one seen by the deadline."""
+        """The first view that satisfies the predicate, or the one at the deadline.
+
+        Until then a gManager that does not answer is asked again.
+        """
         end = time.monotonic() + deadline_s
         async with MapReader(self.gmanager_address) as reader:
             while True:
-                view = await reader.read()
-                if is_reached(view) or time.monotonic() > end:
-                    return view
+                is_late = time.monotonic() > end
+                try:
+                    view = await reader.read()
+                except InfiniteLLMError:
+                    if is_late:
+                        raise
+                else:
+                    if is_reached(view) or is_late:
+                        return view
                 await asyncio.sleep(_POLL_S)
 
     async def _is_ready(self, process: ManagedProcess) -> bool:
@@ -136,15 +147,15 @@ def _names(stage: list[ManagedProcess]) -> str:
 
 
 def _choose_ports(spec: ClusterSpec) -> Ports:
-    num_workers = spec.num_instances
-    ports = free_ports(5 + 2 * num_workers)
-    http, grpc, redis, gmanager, gmanager_metrics = ports[:5]
+    num_workers, num_gmanagers = spec.num_instances, spec.num_gmanagers
+    ports = iter(free_ports(3 + 2 * num_gmanagers + 2 * num_workers))
+    http, grpc = next(ports), next(ports)
     return Ports(
         http=spec.http_port or http,
         grpc=spec.grpc_port or grpc,
-        redis=redis,
-        gmanager=gmanager,
-        gmanager_metrics=gmanager_metrics,
-        workers=tuple(ports[5 : 5 + num_workers]),
-        worker_metrics=tuple(ports[5 + num_workers :]),
+        redis=next(ports),
+        gmanagers=tuple(islice(ports, num_gmanagers)),
+        gmanager_metrics=tuple(islice(ports, num_gmanagers)),
+        workers=tuple(islice(ports, num_workers)),
+        worker_metrics=tuple(islice(ports, num_workers)),
     )

@@ -22,6 +22,7 @@ DEFAULT_PORT = 8000
 class Options:
     model: str
     instances: int
+    gmanagers: int
     kv_blocks: int
     dtype: str
     max_new_tokens: int
@@ -31,6 +32,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.instances < 1:
             raise ConfigError("the number of instances must be at least 1")
+        if self.gmanagers < 1:
+            raise ConfigError("the number of gManagers must be at least 1")
         if self.kv_blocks < 2:
             raise ConfigError("the number of KV blocks must be at least 2")
 
@@ -42,6 +45,7 @@ class Options:
             model=model,
             model_name=model_name_of(self.model),
             num_instances=self.instances,
+            num_gmanagers=self.gmanagers,
             num_blocks=self.kv_blocks,
             dtype=self.dtype,
             otlp_endpoint=self.otlp_endpoint,

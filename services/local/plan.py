@@ -12,6 +12,8 @@ from typing import Literal
 from services.common.config import variable_name
 
 HOST = "127.0.0.1"
+#: Of the gManager that leads, where there are several.
+LEADER_LEASE_S = 3.0
 ProbeKind = Literal["redis", "grpc", "http"]
 
 
@@ -22,6 +24,7 @@ class ClusterSpec:
     model: Path
     model_name: str
     num_instances: int = 2
+    num_gmanagers: int = 1
     num_blocks: int = 96
     block_size: int = 16
     dtype: str = "float32"
@@ -52,10 +55,15 @@ class Ports:
     http: int
     grpc: int
     redis: int
-    gmanager: int
-    gmanager_metrics: int
+    gmanagers: tuple[int, ...]
+    gmanager_metrics: tuple[int, ...]
     workers: tuple[int, ...]
     worker_metrics: tuple[int, ...]
+
+    @property
+    def gmanager_addresses(self) -> str:
+        """As clients of the gManager are told."""
+        return ",".join(f"{HOST}:{port}" for port in self.gmanagers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ def plan_stages(
     """The processes in start order; those of one stage start together. Stop in reverse."""
     return [
         [_redis(ports, folder, redis_server)],
-        [_gmanager(spec, ports)],
+        [_gmanager(spec, ports, number) for number in range(spec.num_gmanagers)],
         [_worker(spec, ports, folder, inst_id) for inst_id in range(spec.num_instances)],
         [_router(spec, ports)],
     ]
@@ -100,15 +108,18 @@ def _redis(ports: Ports, folder: Path, redis_server: str) -> ProcessSpec:
     return ProcessSpec("redis", argv, {}, "redis", f"{HOST}:{ports.redis}")
 
 
-def _gmanager(spec: ClusterSpec, ports: Ports) -> ProcessSpec:
-    address = f"{HOST}:{ports.gmanager}"
+def _gmanager(spec: ClusterSpec, ports: Ports, number: int) -> ProcessSpec:
+    is_sole = spec.num_gmanagers == 1
+    name = "gmanager" if is_sole else f"gmanager-{number}"
+    address = f"{HOST}:{ports.gmanagers[number]}"
     fields = {
         "listen_address": address,
         "redis_url": f"redis://{HOST}:{ports.redis}/0",
         "heartbeat_period_s": spec.heartbeat_period_s,
-        "metrics_port": ports.gmanager_metrics,
+        "leader_lease_s": 0 if is_sole else LEADER_LEASE_S,
+        "metrics_port": ports.gmanager_metrics[number],
     }
-    return _service(spec, "gmanager", "gmanager", address, fields)
+    return _service(spec, "gmanager", name, address, fields)
 
 
 def _worker(spec: ClusterSpec, ports: Ports, folder: Path, inst_id: int) -> ProcessSpec:
@@ -120,7 +131,7 @@ def _worker(spec: ClusterSpec, ports: Ports, folder: Path, inst_id: int) -> Proc
         "model_name": spec.model_name,
         "listen_address": address,
         "data_address": f"unix:{folder / name}.sock",
-        "gmanager_address": f"{HOST}:{ports.gmanager}",
+        "gmanager_address": ports.gmanager_addresses,
         "num_blocks": spec.num_blocks,
         "block_size": spec.block_size,
         "dtype": spec.dtype,
@@ -135,7 +146,7 @@ def _router(spec: ClusterSpec, ports: Ports) -> ProcessSpec:
         "http_host": HOST,
         "http_port": ports.http,
         "grpc_port": ports.grpc,
-        "gmanager_address": f"{HOST}:{ports.gmanager}",
+        "gmanager_address": ports.gmanager_addresses,
         "model": spec.model,
         "model_name": spec.model_name,
     }

@@ -63,7 +63,7 @@ def _describe_use(cluster: LocalCluster) -> str:
     body = f'{{"model": "{name}", "temperature": 0, "messages": [{message}]}}'
     metrics = [
         url,
-        *(f"http://{HOST}:{p}" for p in (ports.gmanager_metrics, *ports.worker_metrics)),
+        *(f"http://{HOST}:{p}" for p in (*ports.gmanager_metrics, *ports.worker_metrics)),
     ]
     return (
         f"\nServing {name} on {url} (OpenAI) and {cluster.grpc_address} (gRPC). Try\n"

@@ -10,10 +10,11 @@ from services.local.options import Options, model_name_of
 from services.local.tool import resolve_model
 
 
-def options(instances: int = 2, kv_blocks: int = 96) -> Options:
+def options(instances: int = 2, kv_blocks: int = 96, gmanagers: int = 1) -> Options:
     return Options(
         model="m",
         instances=instances,
+        gmanagers=gmanagers,
         kv_blocks=kv_blocks,
         dtype="float32",
         max_new_tokens=1,
@@ -22,10 +23,12 @@ def options(instances: int = 2, kv_blocks: int = 96) -> Options:
     )
 
 
-@pytest.mark.parametrize(("instances", "kv_blocks"), [(0, 96), (-1, 96), (2, 1)])
-def test_a_cluster_of_nothing_is_refused(instances: int, kv_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("instances", "kv_blocks", "gmanagers"), [(0, 96, 1), (-1, 96, 1), (2, 1, 1), (2, 96, 0)]
+)
+def test_a_cluster_of_nothing_is_refused(instances: int, kv_blocks: int, gmanagers: int) -> None:
     with pytest.raises(ConfigError, match="must be at least"):
-        options(instances, kv_blocks)
+        options(instances, kv_blocks, gmanagers)
 
 
 def test_a_model_goes_by_its_own_name(tmp_path: Path) -> None:

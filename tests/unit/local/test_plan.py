@@ -7,18 +7,24 @@ import pytest
 
 from services.common.config import from_env
 from services.gmanager.config import GManagerConfig
-from services.local.plan import ClusterSpec, Ports, ProcessSpec, plan_stages
+from services.local.plan import LEADER_LEASE_S, ClusterSpec, Ports, ProcessSpec, plan_stages
 from services.router.config import RouterConfig
 from services.worker.config import Config as WorkerConfig
 
 SPEC = ClusterSpec(model=Path("/models/m"), model_name="m", num_instances=2, num_cores=4)
 PORTS = Ports(
-    http=1, grpc=2, redis=3, gmanager=4, gmanager_metrics=5, workers=(6, 7), worker_metrics=(8, 9)
+    http=1,
+    grpc=2,
+    redis=3,
+    gmanagers=(4,),
+    gmanager_metrics=(5,),
+    workers=(6, 7),
+    worker_metrics=(8, 9),
 )
 
 
-def plan(spec: ClusterSpec = SPEC) -> list[list[ProcessSpec]]:
-    return plan_stages(spec, PORTS, Path("/run"), "/usr/bin/redis-server")
+def plan(spec: ClusterSpec = SPEC, ports: Ports = PORTS) -> list[list[ProcessSpec]]:
+    return plan_stages(spec, ports, Path("/run"), "/usr/bin/redis-server")
 
 
 def settings(name: str, spec: ClusterSpec = SPEC) -> dict[str, str]:
@@ -51,6 +57,20 @@ def test_the_services_accept_their_settings() -> None:
     assert (worker.inst_id, worker.listen_address) == (1, "127.0.0.1:7")
     assert worker.data_address == "unix:/run/worker-1.sock"
     assert worker.gmanager_address == gmanager.listen_address == router.gmanager_address
+
+
+def test_two_gmanagers_share_a_lease_and_everybody_knows_both() -> None:
+    spec = replace(SPEC, num_gmanagers=2)
+    ports = replace(PORTS, gmanagers=(4, 10), gmanager_metrics=(5, 11))
+    stages = plan(spec, ports)
+    assert [process.name for process in stages[1]] == ["gmanager-0", "gmanager-1"]
+    configs = [from_env(GManagerConfig, process.settings) for process in stages[1]]
+    assert [config.listen_address for config in configs] == ["127.0.0.1:4", "127.0.0.1:10"]
+    assert {config.leader_lease_s for config in configs} == {LEADER_LEASE_S}
+    assert from_env(GManagerConfig, settings("gmanager")).leader_lease_s == 0
+    for process in (*stages[2], *stages[3]):
+        addresses = process.settings["INFINITE_LLM_GMANAGER_ADDRESS"]
+        assert addresses == "127.0.0.1:4,127.0.0.1:10"
 
 
 def test_the_instances_share_the_cores() -> None:
