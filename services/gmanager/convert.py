@@ -5,6 +5,7 @@ Called by `server`, `rmanager_client` and `store`; nothing inside the gManager s
 
 import itertools
 import math
+from collections.abc import Collection
 
 from protos.infinite_llm.v1 import gmanager_pb2, types_pb2
 from services.common.errors import InvalidRequest
@@ -170,6 +171,26 @@ def entry_to_proto(entry: PlacementEntry) -> types_pb2.RequestPlacementEntry:
         local=entry.local,
         owner_inst_id=entry.owner_inst_id,
     )
+
+
+def rows_to_proto(inst_id: InstId, rows: Collection[PlacementEntry]) -> types_pb2.InstanceRows:
+    return types_pb2.InstanceRows(
+        inst_id=inst_id,
+        req_ids=[row.req_id for row in rows],
+        num_blocks=[row.num_blocks for row in rows],
+        owner_inst_ids=[row.owner_inst_id for row in rows],
+    )
+
+
+def rows_from_proto(proto: types_pb2.InstanceRows) -> list[PlacementEntry]:
+    """Raises ValueError where a column is shorter than another."""
+    inst_id = InstId(proto.inst_id)
+    return [
+        PlacementEntry(ReqId(req_id), inst_id, num_blocks, owner == inst_id, InstId(owner))
+        for req_id, num_blocks, owner in zip(
+            proto.req_ids, proto.num_blocks, proto.owner_inst_ids, strict=True
+        )
+    ]
 
 
 def heartbeat_from_proto(proto: gmanager_pb2.HeartbeatRequest) -> Heartbeat:

@@ -4,7 +4,7 @@ Pure: the time is an argument, and every change answers with the keys it touched
 persists them. Called by `keeper` alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from services.common.errors import InvalidRequest
@@ -112,6 +112,9 @@ class PlacementMap:
 
     def row(self, key: RowKey) -> PlacementEntry | None:
         return self._rows.get(key.inst_id, {}).get(key.req_id)
+
+    def rows_of(self, inst_id: InstId) -> Collection[PlacementEntry]:
+        return self._rows.get(inst_id, {}).values()
 
     def instances(self) -> tuple[Instance, ...]:
         return tuple(self._instances[inst_id] for inst_id in sorted(self._instances))

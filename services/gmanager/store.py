@@ -6,8 +6,9 @@ is back the whole map is written. Only the leader writes.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from secrets import token_hex
 from typing import cast
 
@@ -19,7 +20,7 @@ from protos.infinite_llm.v1 import types_pb2
 from services.common.errors import InvalidRequest
 from services.common.ids import InstId
 from services.gmanager import convert
-from services.gmanager.cluster import Cluster, Instance, PlacementEntry, RowKey
+from services.gmanager.cluster import Cluster, Instance, PlacementEntry
 from services.gmanager.placement_map import Delta, PlacementMap
 from services.gmanager.redis_connection import REDIS_DEADLINE_S, REDIS_ERRORS, RedisState
 
@@ -32,8 +33,6 @@ WRITER_KEY = "infinite_llm:writer"
 #: Changes wait so long for company, and an outage so long for the next try.
 FLUSH_PERIOD_S = 0.2
 RETRY_PERIOD_S = 0.5
-#: With more keys than this at once the whole map is written instead.
-MAX_DIRTY_KEYS = 10_000
 FIELDS_PER_COMMAND = 5_000
 
 _log = logging.getLogger(__name__)
@@ -54,7 +53,8 @@ class Store:
         self._writer = token_hex(8)
         self._wake = asyncio.Event()
         self._instances: set[InstId] = set()
-        self._rows: set[RowKey] = set()
+        #: Whose rows are to be written: all of an instance make one record.
+        self._holders: set[InstId] = set()
         self._needs_snapshot = True
 
     def record(self, delta: Delta) -> None:
@@ -63,9 +63,7 @@ class Store:
             return
         if not self._needs_snapshot:
             self._instances |= delta.instances
-            self._rows |= delta.rows
-            if len(self._instances) + len(self._rows) > MAX_DIRTY_KEYS:
-                self._forget_deltas()
+            self._holders.update(key.inst_id for key in delta.rows)
         self._wake.set()
 
     async def load(self, now_s: float) -> Cluster:
@@ -77,8 +75,8 @@ class Store:
             self._state.failed(error)
             return Cluster()
         instances = (_decode_instance(view, now_s) for view in views)
-        entries = (_decode_entry(row) for row in rows)
-        return Cluster(tuple(filter(None, instances)), tuple(filter(None, entries)))
+        entries = itertools.chain.from_iterable(map(_decode_rows, rows))
+        return Cluster(tuple(filter(None, instances)), tuple(entries))
 
     async def run(self) -> None:
         """Writes until cancelled; no error ends it, since serving must not depend on it."""
@@ -125,24 +123,23 @@ class Store:
         # What changes during the write is recorded anew, and due at the next one.
         is_snapshot, self._needs_snapshot = self._needs_snapshot, False
         instances, self._instances = self._instances, set()
-        rows, self._rows = self._rows, set()
+        holders, self._holders = self._holders, set()
         async with self._redis.pipeline(transaction=True) as pipeline:
             if is_snapshot:
-                cluster = self._map.cluster()
-                instances = {instance.inst_id for instance in cluster.instances}
-                rows = {entry.key for entry in cluster.entries}
+                instances = {instance.inst_id for instance in self._map.instances()}
+                holders = instances
                 pipeline.delete(INSTANCES_KEY, PLACEMENTS_KEY)
                 pipeline.set(WRITER_KEY, self._writer)
             views = ((str(i), _instance_record(self._map.instance(i))) for i in instances)
             _put(pipeline, INSTANCES_KEY, dict(views))
-            entries = ((f"{k.req_id}:{k.inst_id}", _row_record(self._map.row(k))) for k in rows)
-            _put(pipeline, PLACEMENTS_KEY, dict(entries))
+            rows = ((str(i), _rows_record(i, self._map.rows_of(i))) for i in holders)
+            _put(pipeline, PLACEMENTS_KEY, dict(rows))
             await pipeline.execute()
 
     def _forget_deltas(self) -> None:
         self._needs_snapshot = True
         self._instances.clear()
-        self._rows.clear()
+        self._holders.clear()
 
 
 def _put(pipeline: Pipeline, key: str, records: dict[str, bytes | None]) -> None:
@@ -163,8 +160,8 @@ def _instance_record(instance: Instance | None) -> bytes | None:
     return view.SerializeToString()
 
 
-def _row_record(row: PlacementEntry | None) -> bytes | None:
-    return None if row is None else convert.entry_to_proto(row).SerializeToString()
+def _rows_record(inst_id: InstId, rows: Collection[PlacementEntry]) -> bytes | None:
+    return convert.rows_to_proto(inst_id, rows).SerializeToString() if rows else None
 
 
 def _decode_instance(record: bytes, now_s: float) -> Instance | None:
@@ -175,9 +172,9 @@ def _decode_instance(record: bytes, now_s: float) -> Instance | None:
         return None
 
 
-def _decode_entry(record: bytes) -> PlacementEntry | None:
+def _decode_rows(record: bytes) -> list[PlacementEntry]:
     try:
-        return convert.entry_from_proto(types_pb2.RequestPlacementEntry.FromString(record))
-    except DecodeError as error:
+        return convert.rows_from_proto(types_pb2.InstanceRows.FromString(record))
+    except (DecodeError, ValueError) as error:
         _log.warning("unreadable placement record skipped", extra={"error": str(error)})
-        return None
+        return []

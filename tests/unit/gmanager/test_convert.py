@@ -7,6 +7,7 @@ import pytest
 
 from protos.infinite_llm.v1 import types_pb2
 from services.common.errors import InvalidRequest
+from services.common.ids import InstId
 from services.gmanager import convert
 from services.gmanager.cluster import InstanceLoad
 from tests.unit.gmanager.builders import PERF, make_info, make_instance, make_row
@@ -34,6 +35,16 @@ def test_every_field_of_the_protos_is_carried() -> None:
 def test_a_row_survives_the_wire() -> None:
     row = make_row(7, 2, 3, owner=1)
     assert convert.entry_from_proto(convert.entry_to_proto(row)) == row
+
+
+def test_all_rows_of_an_instance_survive_together() -> None:
+    rows = [make_row(7, 2, 3), make_row(8, 2, 1, owner=1)]
+    assert convert.rows_from_proto(convert.rows_to_proto(InstId(2), rows)) == rows
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError):
+        convert.rows_from_proto(types_pb2.InstanceRows(inst_id=2, req_ids=[7]))
 
 
 @pytest.mark.parametrize("name", ["incarnation", "control_address", "block_size", "num_blocks"])
