@@ -111,6 +111,8 @@ class Heartbeat:
     full: bool
     entries: tuple[PlacementEntry, ...]
     load: InstanceLoad | None
+    #: None where they are as they were.
+    perf: PerfConstants | None = None
 
 
 @dataclass(frozen=True, slots=True)

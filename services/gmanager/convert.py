@@ -201,4 +201,5 @@ def heartbeat_from_proto(proto: gmanager_pb2.HeartbeatRequest) -> Heartbeat:
         full=proto.full,
         entries=tuple(map(entry_from_proto, proto.entries)),
         load=load_from_proto(proto.load) if proto.HasField("load") else None,
+        perf=_perf_from_proto(proto.perf) if proto.HasField("perf") else None,
     )

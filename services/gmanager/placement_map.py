@@ -78,15 +78,17 @@ class PlacementMap:
         # After a gap the entries are true still, but others are missing.
         has_gap = last is None or heartbeat.sequence_number != last + 1
         needs_full_report = not heartbeat.full and (has_gap or known.needs_full_report)
+        perf = heartbeat.perf
         instance = Instance(
-            info=known.info,
+            info=known.info if perf is None else replace(known.info, perf=perf),
             load=heartbeat.load or known.load,
             last_heartbeat_s=now_s,
             last_sequence=heartbeat.sequence_number,
             needs_full_report=needs_full_report,
         )
         self._instances[known.inst_id] = instance
-        changed = frozenset() if instance.load == known.load else frozenset({known.inst_id})
+        is_same = instance.load == known.load and instance.info is known.info
+        changed = frozenset() if is_same else frozenset({known.inst_id})
         delta = Delta(changed, self._apply_entries(heartbeat))
         return HeartbeatOutcome(False, needs_full_report, delta)
 

@@ -51,6 +51,8 @@ class EngineSnapshot:
     cache_hit_tokens: int = 0
     steps: int = 0
     step_s: float = 0.0
+    step_tokens: int = 0
+    """Tokens that the last step computed; as many as run, where all of them decoded."""
     local_blocks: dict[ReqId, int] = field(default_factory=dict)
     creditors: dict[Creditor, frozenset[MoveId]] = field(default_factory=dict)
     """Moves whose blocks each creditor holds: their leases are to be renewed."""
@@ -221,6 +223,7 @@ class Engine:
             cache_hit_tokens=counts.hit_tokens,
             steps=last.steps + (1 if plan.items else 0),
             step_s=self._clock() - started_s if plan.items else last.step_s,
+            step_tokens=plan.num_tokens if plan.items else last.step_tokens,
             local_blocks={seq.req_id: len(seq.table.local) for seq in running if seq.table.local},
             creditors={creditor: frozenset(ids) for creditor, ids in creditors.items()},
         )

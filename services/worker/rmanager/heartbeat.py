@@ -80,6 +80,7 @@ class Heartbeat:
         self._on_away = on_away
         self._fence = fence
         self._report = PlacementReport(info.inst_id)
+        self._told_perf = types_pb2.PerfConstants()
         self._period_s = _FIRST_PERIOD_S
         self._is_registered = False
         self.first_view = asyncio.Event()
@@ -115,10 +116,12 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         if not self._is_registered:
+            # A copy: the constants may change meanwhile.
             registration = gmanager_pb2.RegisterRequest(info=self._info)
             answer = await self._clients.gmanager.ask(
                 lambda gmanager: gmanager.Register(registration, timeout=PROBE_DEADLINE_S)
             )
+            self._told_perf.CopyFrom(registration.info.perf)
             self._period_s = answer.heartbeat_period_s or self._period_s
             self._is_registered = True
             self._report.must_be_full = True
@@ -131,6 +134,7 @@ class Heartbeat:
             full=is_full,
             entries=entries,
             load=load,
+            perf=self._news_of_perf(is_full),
         )
         response = await self._clients.gmanager.ask(
             lambda gmanager: gmanager.Heartbeat(request, timeout=PROBE_DEADLINE_S)
@@ -139,9 +143,16 @@ class Heartbeat:
         if response.register_again:
             self._is_registered = False
             return
+        if request.HasField("perf"):
+            self._told_perf.CopyFrom(request.perf)
         self._report.must_be_full = response.full_report
         self._on_view(
             [peer_view(view) for view in response.peers],
             Unlisted(response.unlisted_peers, response.unlisted_blocks),
         )
         self.first_view.set()
+
+    def _news_of_perf(self, is_full: bool) -> types_pb2.PerfConstants | None:
+        """The constants of the performance model, unless the gManager has them already."""
+        perf = self._info.perf
+        return perf if is_full or perf != self._told_perf else None

@@ -16,11 +16,12 @@ from services.common.ids import Incarnation, InstId, MoveId, ReqId, Term
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
 from services.worker.engine.attention import Creditor
-from services.worker.engine.engine import Engine
+from services.worker.engine.engine import Engine, EngineSnapshot
 from services.worker.engine.sequence import MoveOrder
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import Owner
+from services.worker.perf_estimator import PerfEstimator, set_step_constants, step_constants
 from services.worker.rmanager.clients import Clients, destination_view
 from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings
@@ -29,6 +30,9 @@ from services.worker.rmanager.peers import Peers, PeerView
 from services.worker.rmanager.releaser import Releaser
 
 logger = logging.getLogger(__name__)
+
+#: The gManager is told when a constant of the performance model is off by more.
+_NEWS_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,15 @@ class RManager:
         self._parts = parts
         self._tasks: set[asyncio.Task[int]] = set()
         self._last_tokens = (0.0, 0)
+        self._learnt_step = 0
+        perf = parts.info.perf
+        self._estimator = PerfEstimator(step_constants(perf)) if perf.non_attention else None
         self.is_draining = False
         self._fence = Fence()
         self.heartbeat = Heartbeat(
             parts.info,
             parts.clients,
-            self._observe,
+            self.observe,
             parts.peers.update,
             parts.peers.doubt,
             self._fence,
@@ -212,8 +219,10 @@ class RManager:
 
     # -- heartbeat --------------------------------------------------------------------------------
 
-    def _observe(self) -> tuple[Holdings, types_pb2.InstanceLoad]:
+    def observe(self) -> tuple[Holdings, types_pb2.InstanceLoad]:
+        """What the next heartbeat tells."""
         snapshot, me = self._parts.engine.snapshot, self._parts.me.inst_id
+        self._learn(snapshot)
         holdings: Holdings = self._parts.lender.blocks_by_request()
         holdings |= {(req_id, me): count for req_id, count in snapshot.local_blocks.items()}
         load = types_pb2.InstanceLoad(
@@ -235,3 +244,14 @@ class RManager:
         now_s = asyncio.get_running_loop().time()
         (then_s, before), self._last_tokens = self._last_tokens, (now_s, generated)
         return (generated - before) / (now_s - then_s) if then_s else 0.0
+
+    def _learn(self, snapshot: EngineSnapshot) -> None:
+        """A step in which everybody decoded, with every block here, tells what steps cost now."""
+        is_plain = 0 < snapshot.step_tokens == snapshot.num_running and not snapshot.borrowed_blocks
+        estimator, perf = self._estimator, self._parts.info.perf
+        if estimator is None or not is_plain or snapshot.steps == self._learnt_step:
+            return
+        self._learnt_step = snapshot.steps
+        estimator.observe(snapshot.num_running, snapshot.running_tokens, snapshot.step_s)
+        if estimator.constants.differs_from(step_constants(perf), _NEWS_SHARE):
+            set_step_constants(perf, estimator.constants)

@@ -1,12 +1,14 @@
 """The Request Placement Map follows what instances report, through gaps, restarts and silence."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.common.errors import InvalidRequest
 from services.common.ids import Incarnation, InstId, ReqId
 from services.gmanager.cluster import Cluster, InstanceLoad, RowKey
 from services.gmanager.placement_map import Delta, PlacementMap
-from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
+from tests.unit.gmanager.builders import PERF, make_heartbeat, make_info, make_row
 
 
 def registered(*inst_ids: int, now_s: float = 0.0) -> PlacementMap:
@@ -157,3 +159,17 @@ def test_a_contradictory_report_is_refused_whole(heartbeat: object) -> None:
     with pytest.raises(InvalidRequest):
         placement_map.apply_heartbeat(heartbeat, 0.0)  # type: ignore[arg-type]
     assert placement_map.cluster() == before
+
+
+def test_constants_that_a_heartbeat_brings_replace_the_old_ones() -> None:
+    placement_map = PlacementMap()
+    placement_map.register(make_info(1), 0.0)
+    placement_map.apply_heartbeat(make_heartbeat(1, 1, full=True), 0.0)
+    perf = replace(PERF, attention_s_per_token=2e-6)
+    refined = replace(make_heartbeat(1, 2), perf=perf)
+    outcome = placement_map.apply_heartbeat(refined, 0.0)
+    assert outcome.delta.instances == {1}
+    assert placement_map.apply_heartbeat(make_heartbeat(1, 3), 0.0).delta.instances == set()
+    instance = placement_map.instance(InstId(1))
+    assert instance is not None
+    assert instance.info.perf == perf

@@ -75,6 +75,7 @@ class Instance:
         num_blocks: int,
         lease_s: float,
         gmanager_address: str = "127.0.0.1:1",
+        perf: types_pb2.PerfConstants | None = None,
     ) -> None:
         """By default there is no gManager: the last view is all there is."""
         incarnation = new_incarnation()
@@ -113,9 +114,10 @@ class Instance:
                 self.releaser.release, self.streams.trace_of,
             )
         )  # fmt: skip
+        self.info = self._info(perf)
         self.rmanager = RManager(
             RManagerParts(
-                self.me, self._info(), self.pool, self.lender, self.engine, self.peers,
+                self.me, self.info, self.pool, self.lender, self.engine, self.peers,
                 self.clients, self.mover, self.releaser, is_pooling=True,
             )
         )  # fmt: skip
@@ -135,7 +137,7 @@ class Instance:
             BLOCK, SHAPE.block_bytes, "m", self.pool.num_blocks, self.pool.num_free,
         )  # fmt: skip
 
-    def _info(self) -> types_pb2.InstanceInfo:
+    def _info(self, perf: types_pb2.PerfConstants | None) -> types_pb2.InstanceInfo:
         return types_pb2.InstanceInfo(
             inst_id=self.me.inst_id,
             incarnation=self.me.incarnation,
@@ -145,6 +147,7 @@ class Instance:
             block_size=BLOCK,
             num_blocks=self.pool.num_blocks,
             block_bytes=SHAPE.block_bytes,
+            perf=perf,
         )
 
     def meet(self, *others: "Instance") -> None:

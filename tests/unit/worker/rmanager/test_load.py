@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from protos.infinite_llm.v1 import types_pb2
 from tests.unit.worker.rmanager.rig import BLOCK, Instance, eventually
 
 
@@ -20,3 +21,18 @@ async def test_the_waiting_are_reported_one_by_one_in_the_order_of_their_admissi
         assert (snapshot.waiting_sizes, snapshot.waiting_blocks) == ((6, 6), 12)
         instance.runner.step_s = 0.0
         await eventually(lambda: instance.pool.num_free == instance.pool.num_blocks)
+
+
+async def test_steps_that_take_longer_than_measured_change_the_constants(tmp_path: Path) -> None:
+    perf = types_pb2.PerfConstants(
+        non_attention=[types_pb2.BatchPoint(batch=1, step_s=0.01)], attention_s_per_token=1e-6
+    )
+    async with Instance(1, tmp_path, num_blocks=64, lease_s=1.0, perf=perf) as instance:
+        instance.runner.step_s = 0.015
+        await instance.submit(1, num_prompt=4, max_tokens=200)
+
+        def is_learnt() -> bool:
+            instance.rmanager.observe()
+            return instance.info.perf.non_attention[0].step_s > 0.0125
+
+        await eventually(is_learnt)
