@@ -112,7 +112,7 @@ class GManagerUnderTest:
         }
         spec = ClusterSpec(Path(), "simulated", 0, overrides={"gmanager": overrides})
         http, grpc, redis, gmanager, metrics = free_ports(5)
-        ports = Ports(http, grpc, redis, gmanager, metrics, workers=(), worker_metrics=())
+        ports = Ports(http, grpc, redis, (gmanager,), (metrics,), workers=(), worker_metrics=())
         redis_server = find_redis_server(os.environ)
         self.redis_url = f"redis://{HOST}:{ports.redis}/0"
         self._redis, self._gmanager = (
