@@ -11,7 +11,7 @@ from services.worker.config import Config
 from services.worker.core import Core, build_runner, build_scheduler
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.engine import Engine
+from services.worker.engine.engine import Engine, MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Request, SequenceOutput
 from services.worker.kvcache.block_table import RemoteSpan
@@ -28,7 +28,7 @@ class EngineRig:
         self._req_ids: list[ReqId] = []
         channels = ChannelPool(_no_channel)
         scheduler, runner = build_scheduler(config, core), build_runner(config, core, channels)
-        self.engine = Engine(scheduler, runner, channels, self, lambda: 0)
+        self.engine = Engine(scheduler, runner, channels, self, MemoryElsewhere)
 
     def start(self, prompts: list[list[int]], max_new_tokens: int) -> None:
         self._req_ids = [ReqId(index + 1) for index in range(len(prompts))]
@@ -72,6 +72,9 @@ class EngineRig:
 
     def on_released(self, released: list[RemoteSpan]) -> None:
         raise InternalError("there is nobody who lent blocks")
+
+    def on_recall(self, num_blocks: int) -> None:
+        raise InternalError("there is nobody who borrowed blocks")
 
 
 @contextmanager

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
-    """Runs `main` until it returns; the event is set by SIGINT or SIGTERM.
+    """Runs `main` until it returns; the event is set by SIGINT or SIGTERM, or by the service itself
+    when something else asks it to stop.
 
     A second signal ends the process at once. Returns the exit status: 0 clean, 2 for a
     ConfigError, 1 for any other error of ours; those two print one line.
@@ -74,10 +75,10 @@ def in_daemon_thread(work: Callable[[], Result]) -> "asyncio.Future[Result]":
 
 
 async def _run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    stop = asyncio.Event()
+    stop, signalled = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in _SIGNALS:
-        loop.add_signal_handler(signum, _on_signal, stop, signum)
+        loop.add_signal_handler(signum, _on_signal, stop, signalled, signum)
     try:
         await main(stop)
     finally:
@@ -85,8 +86,9 @@ async def _run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -
             loop.remove_signal_handler(signum)
 
 
-def _on_signal(stop: asyncio.Event, signum: int) -> None:
-    if stop.is_set():
+def _on_signal(stop: asyncio.Event, signalled: asyncio.Event, signum: int) -> None:
+    if signalled.is_set():
         _log.warning("second signal, stopping at once")
         os._exit(128 + signum)
+    signalled.set()
     stop.set()

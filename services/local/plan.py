@@ -14,6 +14,8 @@ from services.common.config import variable_name
 HOST = "127.0.0.1"
 #: Of the gManager that leads, where there are several.
 LEADER_LEASE_S = 3.0
+#: Shorter than the time between SIGTERM and SIGKILL.
+WORKER_DRAIN_S = 10.0
 ProbeKind = Literal["redis", "grpc", "http"]
 
 
@@ -137,6 +139,7 @@ def _worker(spec: ClusterSpec, ports: Ports, folder: Path, inst_id: int) -> Proc
         "dtype": spec.dtype,
         "num_threads": spec.num_threads,
         "metrics_port": ports.worker_metrics[inst_id],
+        "drain_timeout_s": WORKER_DRAIN_S,
     }
     return replace(_service(spec, "worker", name, address, fields), inst_id=inst_id)
 

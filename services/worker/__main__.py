@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from typing import Any
 
 import grpc
 
@@ -38,8 +39,10 @@ async def main(stop: asyncio.Event) -> None:
     prepared = await until_stopped(in_daemon_thread(lambda: _prepare(config)), stop)
     if prepared is None:
         return
-    worker = build(config, prepared)
-    generation = WorkerServicer(worker.engine, worker.streams, worker.limits, worker.rmanager)
+    worker = build(config, prepared, stop)
+    generation = WorkerServicer(
+        worker.engine, worker.streams, worker.limits, worker.rmanager, worker.drain
+    )
     worker_pb2_grpc.add_WorkerServicer_to_server(generation, server)
     worker_pb2_grpc.add_RManagerServicer_to_server(RManagerServicer(worker.rmanager), server)
     try:
@@ -80,22 +83,25 @@ async def _serve(
         known.cancel()
         await health.serving()
         logger.info("ready", extra={"address": config.listen_address})
-        await asyncio.wait({rmanager, engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            raise InternalError("the engine or the rManager ended; the log says why")
+        await _first_of(stopping, rmanager, engine)
+        worker.drain.begin()
         await health.not_serving()
-        await _drain(worker, config.drain_timeout_s)
+        draining = asyncio.create_task(worker.drain.finish())
+        await _first_of(draining, rmanager, engine)
     finally:
         stopping.cancel()
         rmanager.cancel()
 
 
-async def _drain(worker: Worker, timeout_s: float) -> None:
-    """No new requests, no new loans; those that run may finish until the deadline."""
-    worker.rmanager.is_draining = True
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    while worker.streams.num_open and asyncio.get_running_loop().time() < deadline_s:
-        await asyncio.sleep(0.05)
+async def _first_of(
+    awaited: asyncio.Task[Any], rmanager: asyncio.Task[None], engine: asyncio.Task[None]
+) -> None:
+    """Waits while both live, which they must."""
+    tasks = {awaited, rmanager, engine}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if not awaited.done():
+        awaited.cancel()
+        raise InternalError("the engine or the rManager ended; the log says why")
 
 
 def _listen(server: grpc.aio.Server, address: str) -> None:

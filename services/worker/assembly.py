@@ -19,19 +19,24 @@ from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
-from services.worker.distattention.transfer import BlockSender
+from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.engine import Engine
+from services.worker.engine.engine import Engine, MemoryElsewhere
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.metrics import WorkerCollector
 from services.worker.models.llama import LlamaFamilyModel
 from services.worker.profiling import LinkParts, measure_compute
 from services.worker.rmanager.clients import Clients
-from services.worker.rmanager.mover import Mover, MoverParts
+from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.peers import Peers
+from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
+from services.worker.rmanager.reserver import Reserver
+from services.worker.rmanager.retriever import Retriever
 from services.worker.rmanager.rmanager import RManager, RManagerParts
+from services.worker.rmanager.transfer_parts import TransferParts
 from services.worker.server import Limits
 from services.worker.streams import Streams
 
@@ -52,6 +57,7 @@ class Worker:
     streams: Streams
     creditor: CreditorServer
     rmanager: RManager
+    drain: Drain
     limits: Limits
     info: types_pb2.InstanceInfo
     link: LinkParts
@@ -63,35 +69,45 @@ def prepare(config: Config, folder: Path) -> Prepared:
     return Prepared(core, measure_compute(core.model, core.kernels, core.storage))
 
 
-def build(config: Config, prepared: Prepared) -> Worker:
-    """Wires the parts, on the event loop; starts nothing."""
+def build(config: Config, prepared: Prepared, stop: asyncio.Event) -> Worker:
+    """Wires the parts, on the event loop; starts nothing. `stop` is set by a drain."""
     core = prepared.core
     plane = _data_plane(config, core)
     peers = Peers(_model_name(config), core.storage.shape.block_bytes, config.lend_keep_free)
     clients = Clients(split_addresses(config.gmanager_address))
+    me, storage, lender = plane.link.me, core.storage, plane.link.lender
     channels, streams = ChannelPool(plane.open_channel), Streams(asyncio.get_running_loop())
     engine = Engine(
         build_scheduler(config, core),
         build_runner(config, core, channels),
         channels,
         streams,
-        lambda: peers.free_blocks if config.pooling else 0,
+        _memory_elsewhere(config, peers, lender),
     )
-    me, storage, lender = plane.link.me, core.storage, plane.link.lender
     releaser = Releaser(me, peers, clients, config.lease_s)
-    mover = Mover(
-        MoverParts(me, storage, engine, channels, peers, clients, plane.open_sender,
-                   releaser.release, streams.trace_of)
-    )  # fmt: skip
     info = _instance_info(config, core, me, prepared.perf)
+    reserver = Reserver(me, info.control_address, peers, clients, releaser)
+    parts = TransferParts(storage, engine, channels, peers, reserver, plane.open_sender,
+                          plane.open_fetcher, releaser.release, streams.trace_of)  # fmt: skip
+    mover, recaller, retriever = Mover(parts), Recaller(me, lender, clients), Retriever(parts)
     rmanager = RManager(
-        RManagerParts(me, info, core.pool, lender, engine, peers, clients, mover, releaser,
-                      config.pooling)
+        RManagerParts(me, info, core.pool, lender, engine, peers, clients, mover, reserver,
+                      releaser, recaller, retriever, config.pooling)
     )  # fmt: skip
     streams.start_moves, streams.release = rmanager.start_moves, releaser.release
-    REGISTRY.register(WorkerCollector(engine, core.pool, lender, mover))
+    streams.recall = recaller.recall
+    REGISTRY.register(WorkerCollector(engine, core.pool, lender, mover, retriever))
     limits = _limits(config, core.model)
-    return Worker(engine, streams, plane.creditor, rmanager, limits, info, plane.link)
+    drain = Drain(rmanager, streams, stop, config.drain_timeout_s)
+    return Worker(engine, streams, plane.creditor, rmanager, drain, limits, info, plane.link)
+
+
+def _memory_elsewhere(
+    config: Config, peers: Peers, lender: Lender
+) -> Callable[[], MemoryElsewhere]:
+    if not config.pooling:
+        return MemoryElsewhere
+    return lambda: MemoryElsewhere(peers.free_blocks, lender.num_recallable_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +118,19 @@ class _DataPlane:
     link: LinkParts
     open_channel: Callable[[Peer], CreditorChannel]
     open_sender: Callable[[Peer], BlockSender]
+    open_fetcher: Callable[[Peer], BlockFetcher]
 
 
 def _data_plane(config: Config, core: Core) -> _DataPlane:
     geometry = geometry_of(core.storage.pool, core.model.config.num_heads)
     metrics = DataPlaneMetrics(REGISTRY)
-    ledger = LendingLedger(core.pool, config.lend_keep_free, config.lease_s, config.max_lent_blocks)
+    ledger = LendingLedger(
+        core.pool,
+        config.lend_keep_free,
+        config.lease_s,
+        config.max_lent_blocks,
+        config.lend_hold_off_s,
+    )
     lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
     me = Peer(InstId(config.inst_id), new_incarnation(), config.advertise_data_address)
     serving = Serving(me, geometry, lender, core.storage.pool, core.kernels, metrics.creditor)
@@ -125,8 +148,11 @@ def _data_plane(config: Config, core: Core) -> _DataPlane:
     def open_sender(peer: Peer) -> BlockSender:
         return BlockSender(me, peer, geometry, config.attention_deadline_s, metrics.debtor)
 
+    def open_fetcher(peer: Peer) -> BlockFetcher:
+        return BlockFetcher(me, peer, geometry, config.attention_deadline_s, metrics.debtor)
+
     link = LinkParts(core.storage, lender, me, geometry)
-    return _DataPlane(creditor, link, open_channel, open_sender)
+    return _DataPlane(creditor, link, open_channel, open_sender, open_fetcher)
 
 
 def _instance_info(

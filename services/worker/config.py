@@ -54,8 +54,11 @@ class Config:
     stall_timeout_s: float = 2.0
     """A running request that gets no memory for this long gives up what it has and waits."""
     queue_timeout_s: float = 60.0
-    drain_timeout_s: float = 10.0
-    """After SIGTERM, running requests may finish for this long."""
+    lend_hold_off_s: float = 5.0
+    """After lent blocks were called back, nothing is lent for this long."""
+    drain_timeout_s: float = 30.0
+    """After SIGTERM or `Drain`, running requests may finish and others may take back what they have
+    here for this long."""
     poison_freed_blocks: bool = False
     """Fill blocks with NaN as they become free: reading one then shows in every token."""
     metrics_port: int = 0

@@ -9,14 +9,18 @@ from services.worker.engine.engine import Engine
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.rmanager.mover import Mover
+from services.worker.rmanager.retriever import Retriever
 
 
 class WorkerCollector(Collector):
-    def __init__(self, engine: Engine, pool: BlockPool, lender: Lender, mover: Mover) -> None:
+    def __init__(
+        self, engine: Engine, pool: BlockPool, lender: Lender, mover: Mover, retriever: Retriever
+    ) -> None:
         self._engine = engine
         self._pool = pool
         self._lender = lender
         self._mover = mover
+        self._retriever = retriever
 
     def collect(self) -> Iterator[Metric]:
         snapshot = self._engine.snapshot
@@ -46,6 +50,14 @@ class WorkerCollector(Collector):
             "preemptions": (snapshot.preemptions, "Sequences that gave their blocks up"),
             "moved_blocks": (self._mover.moved_blocks, "Blocks moved to creditors"),
             "failed_moves": (self._mover.failed_moves, "Moves refused, failed or void"),
+            "taken_back_blocks": (
+                self._retriever.taken_back_blocks,
+                "Blocks fetched from creditors that wanted their memory back",
+            ),
+            "lent_on_blocks": (
+                self._retriever.lent_on_blocks,
+                "Blocks moved from such creditors to others",
+            ),
             "recomputed": (snapshot.recomputed, "Sequences that lost a part on a creditor"),
             "recomputed_tokens": (snapshot.recomputed_tokens, "Lost tokens computed again"),
         }

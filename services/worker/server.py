@@ -1,6 +1,7 @@
 """The worker's gRPC services: generation for the router, the rManager for its peers."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from services.common.errors import ContextLengthExceeded, InvalidRequest, Unavai
 from services.common.ids import ReqId, new_req_id
 from services.common.sampling import SamplingParams
 from services.common.telemetry import req_id_context
+from services.worker.drain import Drain
 from services.worker.engine.engine import Engine
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.sequence import FinishReason, Request, SequenceOutput
@@ -41,12 +43,18 @@ class Limits:
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def __init__(
-        self, engine: Engine, streams: Streams, limits: Limits, rmanager: RManager
+        self,
+        engine: Engine,
+        streams: Streams,
+        limits: Limits,
+        rmanager: RManager,
+        drain: Drain,
     ) -> None:
         self._engine = engine
         self._streams = streams
         self._limits = limits
         self._rmanager = rmanager
+        self._drain = drain
 
     async def Generate(
         self, request: worker_pb2.GenerateTokensRequest, context: Context
@@ -79,6 +87,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
             self._streams.on_outputs([ended])
         return worker_pb2.AbortResponse()
+
+    async def Drain(
+        self, request: worker_pb2.DrainRequest, context: Context
+    ) -> worker_pb2.DrainResponse:
+        if not 0 <= request.deadline_s < math.inf:
+            raise InvalidRequest("deadline_s must be a number of seconds", "deadline_s")
+        self._drain.begin(request.deadline_s or None)
+        return worker_pb2.DrainResponse()
 
     async def _submit(self, request: Request) -> None:
         if not self._engine.is_alive:
@@ -169,6 +185,11 @@ class RManagerServicer(worker_pb2_grpc.RManagerServicer):
         self, request: worker_pb2.ReleaseKvCacheRequest, context: Context
     ) -> worker_pb2.ReleaseKvCacheResponse:
         return self._rmanager.release_kvcache(request)
+
+    async def RecallKvCache(
+        self, request: worker_pb2.RecallKvCacheRequest, context: Context
+    ) -> worker_pb2.RecallKvCacheResponse:
+        return await self._rmanager.recall_kvcache(request)
 
 
 def _sampling(params: types_pb2.SamplingParams) -> SamplingParams:

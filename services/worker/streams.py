@@ -1,6 +1,7 @@
 """The streams of tokens from the engine thread to the callers waiting on the event loop.
 
-Also the rManager's ear at the engine: orders to move and spans to release cross to the loop here.
+Also the rManager's ear at the engine: orders to move, spans to release and the wish to have lent
+memory back cross to the loop here.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ class Streams:
         self._traces: dict[ReqId, trace_context.Context] = {}
         self.start_moves: Callable[[list[MoveOrder]], None] = _nowhere
         self.release: Callable[[RemoteSpan], None] = _nowhere
+        self.recall: Callable[[int], None] = _nowhere
 
     @contextlib.contextmanager
     def open(self, req_id: ReqId) -> Iterator[TokenQueue]:
@@ -61,6 +63,9 @@ class Streams:
 
     def on_released(self, released: list[RemoteSpan]) -> None:
         self._loop.call_soon_threadsafe(self._release_all, released)
+
+    def on_recall(self, num_blocks: int) -> None:
+        self._loop.call_soon_threadsafe(self.recall, num_blocks)
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:

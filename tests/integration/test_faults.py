@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from protos.infinite_llm.v1 import worker_pb2, worker_pb2_grpc
+from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from services.common.errors import InfiniteLLMError
 from services.common.ids import new_req_id
 from services.common.rpc import error_from_rpc
@@ -34,8 +34,11 @@ MAX_IN_FLIGHT = 2
 class Stream:
     """One running answer of worker 0, and what has come of it so far."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(
+        self, cluster: LocalCluster, sampling: types_pb2.SamplingParams | None = None
+    ) -> None:
         self._cluster = cluster
+        self._sampling = sampling
         self.tokens: list[int] = []
         self.error: InfiniteLLMError | None = None
 
@@ -44,6 +47,7 @@ class Stream:
             req_id=new_req_id(),
             prompt_token_ids=prompt_of(HALF_LENT),
             max_tokens=NUM_STREAMED,
+            sampling=self._sampling,
             ignore_eos=True,
         )
         async with grpc.aio.insecure_channel(f"{HOST}:{self._cluster.ports.workers[0]}") as channel:
@@ -61,9 +65,11 @@ class Stream:
 
 
 @asynccontextmanager
-async def streaming(cluster: LocalCluster) -> AsyncIterator[tuple[Stream, asyncio.Task[None]]]:
+async def streaming(
+    cluster: LocalCluster, sampling: types_pb2.SamplingParams | None = None
+) -> AsyncIterator[tuple[Stream, asyncio.Task[None]]]:
     """An answer in the middle of its decoding, half of its blocks lent."""
-    stream = Stream(cluster)
+    stream = Stream(cluster, sampling)
     task = asyncio.create_task(stream.run())
     try:
         await stream.reached(4)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from services.common.errors import InternalError, PartLost, ServerError, Unavailable
 from services.common.ids import InstId, MoveId, ReqId
@@ -64,6 +64,16 @@ class Listener(Protocol):
     def on_outputs(self, outputs: list[SequenceOutput]) -> None: ...
     def on_moves(self, orders: list[MoveOrder]) -> None: ...
     def on_released(self, released: list[RemoteSpan]) -> None: ...
+    def on_recall(self, num_blocks: int) -> None: ...
+
+
+class MemoryElsewhere(NamedTuple):
+    """What the memory of other instances means to this one now."""
+
+    free_blocks: int = 0
+    """That creditors could still lend, as last heard."""
+    recallable_blocks: int = 0
+    """That this instance lends and could ask back."""
 
 
 class Engine:
@@ -75,12 +85,11 @@ class Engine:
         runner: Runner,
         channels: ChannelPool,
         listener: Listener,
-        remote_free_blocks: Callable[[], int],
+        memory_elsewhere: Callable[[], MemoryElsewhere],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`remote_free_blocks`: what creditors could still lend, as last heard."""
         self.snapshot = EngineSnapshot()
-        self._remote_free_blocks = remote_free_blocks
+        self._memory_elsewhere = memory_elsewhere
         self._scheduler = scheduler
         self._runner = runner
         self._channels = channels
@@ -151,7 +160,7 @@ class Engine:
     def _step(self) -> bool:
         """One step; False if there was nothing to run."""
         started_s = self._clock()
-        plan = self._scheduler.schedule(started_s, self._remote_free_blocks())
+        plan = self._scheduler.schedule(started_s, *self._memory_elsewhere())
         outputs = plan.failed
         if plan.items:
             outputs = plan.failed + self._run(plan)
@@ -191,6 +200,8 @@ class Engine:
             self._listener.on_outputs(outputs)
         if plan.moves:
             self._listener.on_moves(plan.moves)
+        if plan.num_recalled_blocks:
+            self._listener.on_recall(plan.num_recalled_blocks)
         released = self._scheduler.blocks.take_released()
         if released:
             self._listener.on_released(released)

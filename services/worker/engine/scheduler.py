@@ -3,9 +3,9 @@
 One token budget serves prefill and decode alike: every sequence simply catches up with the tokens
 it knows. Those that decode come first, so that a long prompt never holds them up by more than the
 rest of one budget. When blocks run out the order of relief is: cached prefixes (the pool does that
-by itself), lend blocks of the longest sequence, preempt the lowest in rank, and in the end let the
-sequence that cannot go on give way. The highest in rank has first claim on memory, so at least one
-sequence always progresses. Called by the engine once per step.
+by itself), lend blocks of the longest sequence, recall what is lent to others, preempt the lowest
+in rank, and in the end let the sequence that cannot go on give way. The highest in rank has first
+claim on memory, so at least one sequence always progresses. Called by the engine once per step.
 """
 
 from bisect import insort
@@ -37,6 +37,8 @@ class SchedulerConfig:
     """Blocks in one move: enough to outrun a prefill chunk, small enough to commit often."""
     lend_retry_s: float = 0.5
     """After a refused move, nothing is offered to creditors for this long."""
+    recall_patience_s: float = 1.0
+    """A running sequence waits this long for blocks that others were asked to give back."""
     stall_timeout_s: float = 2.0
     """A running sequence that cannot go on for this long gives its blocks up; one that has most of
     its tokens computed waits up to twice as long, so that of two the one with less to lose yields.
@@ -64,6 +66,8 @@ class Scheduler:
         self.num_recomputed_tokens = 0
         self._num_arrived = 0
         self._lend_not_before_s = 0.0
+        self._recallable_blocks = 0
+        self._num_made_room = 0
         self._is_admission_held = False
 
     # -- arrivals and departures ------------------------------------------------------------------
@@ -92,17 +96,24 @@ class Scheduler:
 
     # -- one step ---------------------------------------------------------------------------------
 
-    def schedule(self, now_s: float, remote_free_blocks: int) -> Schedule:
-        """Plan one step. `remote_free_blocks`: what creditors could still lend, as last heard."""
-        plan = Schedule()
+    def schedule(
+        self, now_s: float, remote_free_blocks: int, recallable_blocks: int = 0
+    ) -> Schedule:
+        """Plan one step. `remote_free_blocks`: what creditors could still lend, as last heard;
+        `recallable_blocks`: what is lent to others from here."""
+        plan = Schedule(num_preempted=self._num_made_room)
+        self._num_made_room = 0
+        self._recallable_blocks = recallable_blocks
         can_lend = remote_free_blocks > 0 and now_s >= self._lend_not_before_s
         self.blocks.expire_remote(now_s)
         self._run_running(plan, now_s, can_lend)
         if plan.num_preempted == 0:
             self._admit(plan, now_s, remote_free_blocks)
         self._expire_waiting(plan, now_s)
-        if can_lend:
-            self._lend_ahead(plan)
+        if can_lend or recallable_blocks > 0:
+            self._relieve(plan, can_lend)
+        missing = self._missing_to_admit(now_s, remote_free_blocks)
+        plan.recall(min(missing, recallable_blocks))
         return plan
 
     def postprocess(
@@ -170,6 +181,9 @@ class Scheduler:
             return False
         if can_lend and self._longest_movable() is not None:
             return False
+        starved_s = now_s - sequence.waiting_since_s
+        if self._recallable_blocks > 0 and starved_s <= self.config.recall_patience_s:
+            return False
         lowest = self.running[-1]
         if lowest is sequence:
             return False
@@ -215,10 +229,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if not self._has_room_for_one_more(plan):
                 return
-            # One spare block for each running sequence, or the newcomer is preempted at once.
-            spare = self._promised_blocks() + len(self.running)
-            available = self.blocks.pool.num_free + remote_free_blocks - spare
-            if self.blocks.blocks_to_start(sequence) <= available:
+            if self.blocks.blocks_to_start(sequence) <= self._available(remote_free_blocks):
                 self._start(sequence, plan, now_s)
             elif now_s - sequence.waiting_since_s > self.config.patience_s:
                 return
@@ -241,6 +252,21 @@ class Scheduler:
         sequence.is_running = True
         if num_tokens > 0:
             plan.add(sequence, num_tokens)
+
+    def _available(self, remote_free_blocks: int) -> int:
+        """Blocks that a newcomer may count on."""
+        # One spare block for each running sequence, or the newcomer is preempted at once.
+        spare = self._promised_blocks() + len(self.running)
+        return self.blocks.pool.num_free + remote_free_blocks - spare
+
+    def _missing_to_admit(self, now_s: float, remote_free_blocks: int) -> int:
+        """Blocks that the first in the queue has lacked for longer than its patience."""
+        if not self.waiting or len(self.running) >= self.config.max_running:
+            return 0
+        first = self.waiting[0]
+        if now_s - first.waiting_since_s <= self.config.patience_s:
+            return 0
+        return self.blocks.blocks_to_start(first) - self._available(remote_free_blocks)
 
     def _promised_blocks(self) -> int:
         """Blocks that sequences already admitted still need for the tokens they know."""
@@ -299,8 +325,21 @@ class Scheduler:
         self.num_recomputed += num_hurt
         return num_hurt
 
-    def _lend_ahead(self, plan: Schedule) -> None:
-        """Ask for room before the running sequences run out of it, from the longest sequence."""
+    def make_room(self, span: RemoteSpan, now_s: float) -> list[int] | None:
+        """Local blocks for what a creditor wants back, from the lowest in rank if none are free;
+        None once nobody uses the span any more."""
+        while self.blocks.is_used(span):
+            block_ids = self.blocks.pool.try_allocate(span.num_blocks)
+            if block_ids is not None:
+                return block_ids
+            self._preempt(self.running[-1], Schedule(), now_s)
+            self._num_made_room += 1
+            self._is_admission_held = True
+        return None
+
+    def _relieve(self, plan: Schedule, can_lend: bool) -> None:
+        """Ask for room before the running sequences run out of it: lend blocks of the longest, or
+        have back what is lent to others."""
         growth = sum(
             seq.table.blocks_to_reach(seq.num_tokens + self.config.block_size)
             for seq in self.running
@@ -308,9 +347,12 @@ class Scheduler:
         deficit = growth - self.blocks.pool.num_free
         if deficit <= 0 or any(seq.is_moving for seq in self.running):
             return
-        sequence = self._longest_movable()
+        sequence = self._longest_movable() if can_lend else None
+        if sequence is None:
+            plan.recall(min(deficit, self._recallable_blocks))
+            return
         # What this step writes is not computed yet: only blocks that were full before it may move.
-        order = self.begin_move(sequence.req_id, deficit) if sequence is not None else None
+        order = self.begin_move(sequence.req_id, deficit)
         if order is not None:
             plan.moves.append(order)
 

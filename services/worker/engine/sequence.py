@@ -227,12 +227,17 @@ class Schedule:
     moves: list[MoveOrder] = field(default_factory=list)
     failed: list[SequenceOutput] = field(default_factory=list)
     num_preempted: int = 0
+    num_recalled_blocks: int = 0
+    """Blocks lent to others that are wanted back."""
 
     num_tokens: int = 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         self.items.append(ScheduledSequence(sequence, sequence.next_chunk.start, num_tokens))
         self.num_tokens += num_tokens
+
+    def recall(self, num_blocks: int) -> None:
+        self.num_recalled_blocks = max(self.num_recalled_blocks, num_blocks)
 
     def remove(self, sequence: Sequence) -> None:
         """Take back what was planned for it, if anything was."""

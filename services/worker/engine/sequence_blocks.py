@@ -7,7 +7,7 @@ which have it. Knows no queue and no order of requests.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from services.common.ids import InstId, MoveId
+from services.common.ids import Incarnation, InstId, MoveId
 from services.worker.engine.sequence import MoveOrder, Sequence
 from services.worker.kvcache.block_hash import BlockHash
 from services.worker.kvcache.block_pool import BlockPool
@@ -150,6 +150,52 @@ class SequenceBlocks:
         sequence.hash_full_blocks(sequence.moving_from * sequence.table.block_size)
         self._remote.add(span, sequence.hashes[first : sequence.moving_from])
         self.pool.free(sequence.table.commit_move(first, span))
+
+    # -- recalls ----------------------------------------------------------------------------------
+
+    def recalled(
+        self, creditor: tuple[InstId, Incarnation], move_ids: Collection[MoveId]
+    ) -> list[RemoteSpan]:
+        """What sequences use of these moves; what nobody uses is given back at once."""
+        spans = [
+            span
+            for span in self._remote.spans
+            if span.move_id in move_ids and (span.inst_id, span.incarnation) == creditor
+        ]
+        self._released += self._remote.give_back([span.move_id for span in spans])
+        return [span for span in spans if self.is_used(span)]
+
+    def is_used(self, span: RemoteSpan) -> bool:
+        return self._remote.is_held(span)
+
+    def take_back(
+        self, sequences: Iterable[Sequence], span: RemoteSpan, block_ids: list[int]
+    ) -> bool:
+        """These blocks become the truth for all who used the span; False if nobody does now."""
+        if not self.is_used(span):
+            return False
+        users = [sequence for sequence in sequences if span in sequence.table.remote]
+        for _ in users[1:]:
+            self.pool.share(block_ids)
+        for sequence in users:
+            sequence.table.take_back(span, block_ids)
+        hashes = self._remote.take_back(span)
+        if self._is_caching:
+            for block_id, block_hash in zip(block_ids, hashes, strict=True):
+                self.pool.name(block_id, block_hash)
+        self._released.append(span)
+        return True
+
+    def lend_on(self, sequences: Iterable[Sequence], span: RemoteSpan, by: RemoteSpan) -> bool:
+        """Another creditor's copy becomes the truth for all who used the span."""
+        if not self.is_used(span):
+            return False
+        for sequence in sequences:
+            if span in sequence.table.remote:
+                sequence.table.lend_on(span, by)
+        self._remote.lend_on(span, by)
+        self._released.append(span)
+        return True
 
     def expire_remote(self, now_s: float) -> None:
         self._released += self._remote.expire(now_s)

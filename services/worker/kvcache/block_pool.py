@@ -64,6 +64,14 @@ class BlockPool:
                 found.append(block_id)
             return found
 
+    def share(self, block_ids: Sequence[int]) -> None:
+        """Hold blocks once more that are held already."""
+        with self._lock:
+            for block_id in block_ids:
+                if self._holders[block_id] == 0:
+                    raise ValueError(f"block {block_id} is free and cannot be shared")
+                self._holders[block_id] += 1
+
     def num_known(self, hashes: Sequence[BlockHash]) -> int:
         """How many blocks `reuse` would find; a hint, since the answer may go stale."""
         with self._lock:

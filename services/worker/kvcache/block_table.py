@@ -144,6 +144,12 @@ class BlockTable:
         del self.remote[index]
         self._replace(self._starts.pop(index), block_ids)
 
+    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> None:
+        """What the span held lies on another creditor now."""
+        if by.num_blocks != span.num_blocks:
+            raise ValueError(f"{by.num_blocks} blocks in place of {span.num_blocks}")
+        self.remote[self.remote.index(span)] = by
+
     def lose(self, move_ids: Collection[MoveId]) -> list[range]:
         """Holes are where the spans of these moves were; returns the indices of their blocks."""
         placed = list(zip(self._starts, self.remote, strict=True))

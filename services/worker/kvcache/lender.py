@@ -1,7 +1,7 @@
 """The lending ledger for many threads: one lock, one monotonic clock, errors of the wire.
 
-Called by the rManager (reserve, renew, release, expire) and by the creditor's connection threads
-(receive a block, read a part).
+Called by the rManager (reserve, renew, recall, release, expire) and by the creditor's connection
+threads (receive a block, read a part).
 """
 
 import threading
@@ -29,6 +29,16 @@ class Lender:
     def num_lent_blocks(self) -> int:
         with self._lock:
             return self._ledger.num_lent_blocks
+
+    @property
+    def num_recallable_blocks(self) -> int:
+        """What could be had back, and read by the scheduler at every step."""
+        with self._lock:
+            return self._ledger.num_recallable_blocks(self._clock())
+
+    def recall(self, num_blocks: int) -> list[Grant]:
+        with self._lock:
+            return self._ledger.recall(num_blocks, self._clock())
 
     def blocks_by_request(self) -> dict[tuple[ReqId, InstId], int]:
         with self._lock:

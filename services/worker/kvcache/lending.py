@@ -2,13 +2,15 @@
 
 A grant is what one `try_move_kvcache` reserved: some blocks, for one request of one owner, under
 the owner's move id. It lives until its owner releases it or its lease ends; the lease is renewed by
-every received block, every attention call and the owner's own renewals. Blocks that a thread is
+every received block, every attention call and the owner's own renewals. The creditor may ask for a
+grant back (recall), but only the owner ends it: until then it reads there. Blocks that a thread is
 reading or writing at that moment are pinned: they return to the pool when the last pin is gone.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.kvcache.block_pool import BlockPool
@@ -59,13 +61,24 @@ class LendingLedger:
     """All grants of one creditor. Lookups of what is not (any more) there raise LookupError."""
 
     def __init__(
-        self, pool: BlockPool, keep_free: int, lease_s: float, max_lent_blocks: int | None = None
+        self,
+        pool: BlockPool,
+        keep_free: int,
+        lease_s: float,
+        max_lent_blocks: int | None = None,
+        hold_off_s: float = 0.0,
     ) -> None:
-        """`keep_free` blocks are never lent: the instance's own requests must be able to start."""
+        """`keep_free` blocks are never lent: the instance's own requests must be able to start.
+
+        `hold_off_s`: after a recall nothing is lent for so long, or the same blocks would go to and
+        fro.
+        """
         self._pool = pool
         self._keep_free = keep_free
         self._lease_s = lease_s
         self._max_lent_blocks = pool.num_blocks if max_lent_blocks is None else max_lent_blocks
+        self._hold_off_s = hold_off_s
+        self._lend_not_before_s = -inf
         self._grants: dict[MoveId, Grant] = {}
 
     @property
@@ -92,7 +105,8 @@ class LendingLedger:
         if known is not None:
             same = known.owner == owner and known.req_id == req_id
             return known if same and known.state is not GrantState.ENDED else None
-        if not 0 < num_blocks <= self._max_lent_blocks - self.num_lent_blocks:
+        is_allowed = 0 < num_blocks <= self._max_lent_blocks - self.num_lent_blocks
+        if not is_allowed or now_s < self._lend_not_before_s:
             return None
         block_ids = self._pool.try_allocate(num_blocks, self._keep_free)
         if block_ids is None:
@@ -160,6 +174,24 @@ class LendingLedger:
         self._end(grant)
         return len(grant.block_ids)
 
+    def num_recallable_blocks(self, now_s: float) -> int:
+        return sum(len(grant.block_ids) for grant in self._held(now_s))
+
+    def recall(self, num_blocks: int, now_s: float) -> list[Grant]:
+        """Which grants to ask back, newest first, until they have `num_blocks`.
+
+        They stay readable until their owners release them; who asks again is told the same ones.
+        What is still being filled is not the owner's to give back yet.
+        """
+        self._lend_not_before_s = now_s + self._hold_off_s
+        chosen = []
+        for grant in reversed(self._held(now_s)):
+            if num_blocks <= 0:
+                break
+            chosen.append(grant)
+            num_blocks -= len(grant.block_ids)
+        return chosen
+
     def expire(self, now_s: float) -> list[Grant]:
         """End every grant whose lease is over."""
         overdue = [
@@ -170,6 +202,14 @@ class LendingLedger:
         for grant in overdue:
             self._end(grant)
         return overdue
+
+    def _held(self, now_s: float) -> list[Grant]:
+        """Oldest first."""
+        return [
+            grant
+            for grant in self._grants.values()
+            if grant.state is GrantState.HELD and grant.is_live(now_s)
+        ]
 
     def _live(self, move_id: MoveId, now_s: float) -> Grant:
         grant = self._grants.get(move_id)

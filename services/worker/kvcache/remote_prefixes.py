@@ -6,7 +6,7 @@ somebody else's memory. Owned by `engine.sequence_blocks`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.ids import InstId, MoveId
 from services.worker.kvcache.block_hash import BlockHash
@@ -74,6 +74,27 @@ class RemotePrefixes:
     def drop_idle(self) -> list[RemoteSpan]:
         """Memory is short somewhere: give back whatever nobody uses."""
         return self._forget_idle(lambda _: True)
+
+    def is_held(self, span: RemoteSpan) -> bool:
+        kept = self._by_move.get(span.move_id)
+        return kept is not None and kept.num_holders > 0
+
+    def give_back(self, move_ids: Collection[MoveId]) -> list[RemoteSpan]:
+        """The creditor wants these: returns those that nobody holds, which end here."""
+        return self._forget_idle(lambda k: k.span.move_id in move_ids)
+
+    def take_back(self, span: RemoteSpan) -> tuple[BlockHash, ...]:
+        """Its holders have it in local blocks now; returns how those are found again."""
+        kept = self._by_move.pop(span.move_id)
+        self._hide(kept)
+        return kept.hashes
+
+    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> None:
+        """Another creditor holds the same for the same sequences."""
+        kept = self._by_move.pop(span.move_id)
+        self._hide(kept)
+        moved = self._by_move[by.move_id] = replace(kept, span=by)
+        self._by_first.setdefault(moved.first, moved)
 
     def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> list[RemoteSpan]:
         """What lay there (all, or these moves) is forgotten; whoever holds it has lost it."""

@@ -21,17 +21,21 @@ class Clients:
 
     def __init__(self, gmanager_addresses: Sequence[str]) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._creditors: dict[tuple[InstId, Incarnation], str] = {}
+        self._addresses: dict[tuple[InstId, Incarnation], str] = {}
         self.gmanager = GManagers(gmanager_addresses)
 
     def rmanager(self, peer: PeerView) -> "RManagerAsyncStub":
         """Speak to a peer, and remember where it is: what it lends must be released some day."""
-        self._creditors[(peer.inst_id, peer.incarnation)] = peer.control_address
-        return RManagerStub(self._channel(peer.control_address))
+        self.remember(peer.inst_id, peer.incarnation, peer.control_address)
+        return self.known(peer.inst_id, peer.incarnation)
 
-    def creditor(self, inst_id: InstId, incarnation: Incarnation) -> "RManagerAsyncStub":
-        """A peer spoken to before, also when no view lists it any more; KeyError otherwise."""
-        return RManagerStub(self._channel(self._creditors[(inst_id, incarnation)]))
+    def remember(self, inst_id: InstId, incarnation: Incarnation, control_address: str) -> None:
+        """Where a peer is that speaks to us, and that we may have to answer some day."""
+        self._addresses[(inst_id, incarnation)] = control_address
+
+    def known(self, inst_id: InstId, incarnation: Incarnation) -> "RManagerAsyncStub":
+        """A peer met before, also when no view lists it any more; KeyError otherwise."""
+        return RManagerStub(self._channel(self._addresses[(inst_id, incarnation)]))
 
     async def close(self) -> None:
         for channel in self._channels.values():

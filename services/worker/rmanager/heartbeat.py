@@ -5,6 +5,7 @@ While the gManager is away, serving goes on and the last view stays.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Heartbeat:
         self._told_perf = types_pb2.PerfConstants()
         self._period_s = _FIRST_PERIOD_S
         self._is_registered = False
+        self._is_due = asyncio.Event()
         self.first_view = asyncio.Event()
         """Set once the gManager has answered a heartbeat."""
 
@@ -100,7 +102,11 @@ class Heartbeat:
                     self._on_away()
                     logger.warning("gManager away: %s %s", error.code().name, error.details())
                 was_away = error.code() in _AWAY
-            await asyncio.sleep(self._period_s)
+            await self._until_due()
+
+    def beat_now(self) -> None:
+        """What changed cannot wait for the next period."""
+        self._is_due.set()
 
     async def deregister(self) -> None:
         """Leave on purpose, so that nobody has to wait for a time-out."""
@@ -113,6 +119,13 @@ class Heartbeat:
             )
         except grpc.aio.AioRpcError as error:
             logger.warning("could not deregister: %s", error.code().name)
+
+    async def _until_due(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            # Not wait_for: where event and cancellation meet, that forgets the cancellation.
+            async with asyncio.timeout(self._period_s):
+                await self._is_due.wait()
+        self._is_due.clear()
 
     async def _beat(self) -> None:
         if not self._is_registered:

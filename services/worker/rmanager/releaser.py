@@ -56,7 +56,7 @@ class Releaser:
 
     async def _send(self, span: RemoteSpan) -> bool:
         """False if the creditor did not answer."""
-        stub = self._clients.creditor(span.inst_id, span.incarnation)
+        stub = self._clients.known(span.inst_id, span.incarnation)
         request = worker_pb2.ReleaseKvCacheRequest(
             owner_inst_id=self._me.inst_id,
             owner_incarnation=self._me.incarnation,

@@ -27,7 +27,10 @@ from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
+from services.worker.rmanager.reserver import Reserver
+from services.worker.rmanager.retriever import Retriever
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,10 @@ class RManagerParts:
     peers: Peers
     clients: Clients
     mover: Mover
+    reserver: Reserver
     releaser: Releaser
+    recaller: Recaller
+    retriever: Retriever
     is_pooling: bool
 
 
@@ -84,10 +90,17 @@ class RManager:
             tasks.create_task(self._renew_loop())
             tasks.create_task(self._expire_loop())
 
+    def begin_drain(self) -> None:
+        """Lend nothing new, and let everybody know at once."""
+        self.is_draining = True
+        self.heartbeat.beat_now()
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._parts.recaller.close()
+        await self._parts.retriever.close()
         await self._parts.mover.close()
         await self._parts.releaser.close()
         await self.heartbeat.deregister()
@@ -135,9 +148,27 @@ class RManager:
         self.start_moves([order], destination_view(request.dst))
         return len(order.block_ids)
 
+    async def recall_kvcache(
+        self, request: worker_pb2.RecallKvCacheRequest
+    ) -> worker_pb2.RecallKvCacheResponse:
+        """A creditor wants its memory back."""
+        if request.owner_incarnation != self._parts.me.incarnation:
+            return worker_pb2.RecallKvCacheResponse(reason="the recall is for an earlier start")
+        source = Peer(
+            InstId(request.creditor_inst_id),
+            Incarnation(request.creditor_incarnation),
+            request.creditor_data_address,
+        )
+        # The next view says whether it lends again.
+        self._parts.peers.forget(source.inst_id)
+        move_ids = [MoveId(move_id) for move_id in request.move_ids]
+        if not await self._parts.retriever.retrieve(source, move_ids):
+            return worker_pb2.RecallKvCacheResponse(reason="nothing of these moves is in use here")
+        return worker_pb2.RecallKvCacheResponse(accepted=True)
+
     async def _renew_loop(self) -> None:
         while True:
-            lease_s = min(self._parts.lender.lease_s, self._parts.mover.shortest_lease_s)
+            lease_s = min(self._parts.lender.lease_s, self._parts.reserver.shortest_lease_s)
             await asyncio.sleep(lease_s / 4)
             creditors = self._parts.engine.snapshot.creditors
             await asyncio.gather(*(self._renew(c, ids) for c, ids in creditors.items()))
@@ -149,7 +180,7 @@ class RManager:
             owner_incarnation=self._parts.me.incarnation,
             move_ids=sorted(move_ids),
         )
-        stub = self._parts.clients.creditor(inst_id, incarnation)
+        stub = self._parts.clients.known(inst_id, incarnation)
         try:
             answer = await stub.RenewLeases(request, timeout=PROBE_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
@@ -178,12 +209,16 @@ class RManager:
             return refusal(reason="this instance does not lend")
         if request.dst_incarnation != self._parts.me.incarnation:
             return refusal(reason="the reservation is for an earlier start")
+        if not request.source_control_address:
+            return refusal(reason="the source does not say where it could be asked back")
         owner = Owner(InstId(request.source_inst_id), Incarnation(request.source_incarnation))
         grant = self._parts.lender.reserve(
             owner, ReqId(request.req_id), MoveId(request.move_id), request.num_blocks
         )
         if grant is None:
-            return refusal(reason="not enough free blocks")
+            return refusal(reason="no blocks to lend now")
+        address = request.source_control_address
+        self._parts.clients.remember(owner.inst_id, owner.incarnation, address)
         return worker_pb2.TryMoveKvCacheResponse(
             granted=True,
             lease_s=self._parts.lender.lease_s,
@@ -207,6 +242,12 @@ class RManager:
         return worker_pb2.ReleaseKvCacheResponse(
             released_blocks=released, free_blocks=self._parts.pool.num_free
         )
+
+    def recall_all(self) -> bool:
+        """Whoever has something here should take it away; to be repeated until False: none has."""
+        num_blocks = self._parts.lender.num_lent_blocks
+        self._parts.recaller.recall(num_blocks, worker_pb2.RECALL_REASON_DRAIN)
+        return num_blocks > 0
 
     async def _expire_loop(self) -> None:
         while True:

@@ -42,6 +42,9 @@ class FakeWorker(pb_grpc.WorkerServicer):
             raise self.error
         return pb.AbortResponse()
 
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+        return pb.DrainResponse()
+
     async def Generate(
         self, request: pb.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[pb.GenerateTokensResponse]:

@@ -107,6 +107,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Abort(self, request: Any, context: Any) -> Any:
         return worker_pb2.AbortResponse()
 
+    async def Drain(self, request: Any, context: Any) -> Any:
+        return worker_pb2.DrainResponse()
+
     def view(self) -> types_pb2.InstanceView:
         info = types_pb2.InstanceInfo(
             inst_id=self.inst_id,

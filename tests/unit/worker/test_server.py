@@ -156,7 +156,7 @@ async def test_abort_ends_the_stream_and_is_idempotent(instance: Instance) -> No
 
 
 async def test_a_draining_instance_takes_nothing_new(instance: Instance) -> None:
-    instance.rmanager.is_draining = True
+    instance.rmanager.begin_drain()
     assert isinstance(await error_of(instance), Unavailable)
 
 

@@ -32,6 +32,13 @@ class PretendKv:
     def commit(self, span: RemoteSpan, blocks: list[Block]) -> None:
         self._spans[span.move_id] = blocks
 
+    def take_back(self, span: RemoteSpan, block_ids: Sequence[int]) -> None:
+        for block_id, block in zip(block_ids, self._spans[span.move_id], strict=True):
+            self._blocks[block_id] = list(block)
+
+    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> None:
+        self._spans[by.move_id] = self._spans[span.move_id]
+
     def run(self, plan: Schedule) -> None:
         """Write the KV of every item first, as each layer does; then check what each reads."""
         for item in plan.items:

@@ -34,6 +34,9 @@ class World:
         self.scheduler = Scheduler(config, SequenceBlocks(self.pool, keep_remote_s, is_caching))
         self.remote_blocks = remote_blocks
         self.lent: dict[MoveId, int] = {}
+        self.lent_to_others: list[int] = []
+        self.reserved: list[int] = []
+        """Blocks that a part on its way back will fill."""
         self.orders: list[MoveOrder] = []
         self.outputs: list[SequenceOutput] = []
         self.now_s = 0.0
@@ -64,7 +67,7 @@ class World:
         self.now_s += 1.0
 
     def _schedule(self) -> Schedule:
-        plan = self.scheduler.schedule(self.now_s, self.remote_free)
+        plan = self.scheduler.schedule(self.now_s, self.remote_free, len(self.lent_to_others))
         self.settle()
         self.check(plan)
         self.outputs += plan.failed
@@ -80,6 +83,47 @@ class World:
         for span in self.scheduler.blocks.take_released():
             del self.lent[span.move_id]
 
+    def lend_to_others(self, num_blocks: int) -> None:
+        """What this instance's own creditor side has done."""
+        blocks = self.pool.try_allocate(num_blocks)
+        assert blocks is not None
+        self.lent_to_others += blocks
+
+    def others_give_back(self) -> None:
+        self.pool.free(self.lent_to_others)
+        self.lent_to_others = []
+
+    def new_span(self, req_id: ReqId, num_blocks: int, inst_id: int = CREDITOR) -> RemoteSpan:
+        """What a creditor grants."""
+        move_id = MoveId(self._next_move)
+        self._next_move += 1
+        self.lent[move_id] = num_blocks
+        return RemoteSpan(req_id, InstId(inst_id), Incarnation(1), move_id, num_blocks)
+
+    def make_room(self, span: RemoteSpan) -> list[int] | None:
+        """The first half of taking a part back; `take_back` is the second, some steps later."""
+        blocks = self.scheduler.make_room(span, self.now_s)
+        self.reserved += blocks or []
+        return blocks
+
+    def take_back(self, span: RemoteSpan, blocks: list[int]) -> bool:
+        self.reserved = [block for block in self.reserved if block not in blocks]
+        self.kv.take_back(span, blocks)
+        is_committed = self.scheduler.blocks.take_back(self.scheduler.running, span, blocks)
+        if not is_committed:
+            self.pool.free(blocks)
+        self.settle()
+        return is_committed
+
+    def lend_on(self, span: RemoteSpan) -> bool:
+        by = self.new_span(span.req_id, span.num_blocks)
+        self.kv.lend_on(span, by)
+        is_committed = self.scheduler.blocks.lend_on(self.scheduler.running, span, by)
+        if not is_committed:
+            del self.lent[by.move_id]
+        self.settle()
+        return is_committed
+
     def carry_out(
         self, order: MoveOrder, granted: int | None = None, inst_id: int = CREDITOR
     ) -> bool:
@@ -87,11 +131,7 @@ class World:
         count = min(len(order.block_ids), self.remote_free if granted is None else granted)
         is_committed = False
         if count > 0:
-            span = RemoteSpan(
-                order.req_id, InstId(inst_id), Incarnation(1), MoveId(self._next_move), count
-            )
-            self._next_move += 1
-            self.lent[span.move_id] = count
+            span = self.new_span(order.req_id, count, inst_id)
             self.kv.commit(span, self.kv.copy_out(order.block_ids[:count]))
             is_committed = self.scheduler.commit_move(order, span)
             if not is_committed:
@@ -116,7 +156,9 @@ class World:
         """No block lost or owned twice; nothing over budget; every scheduled token has its slot."""
         tables = [seq.table for seq in self.scheduler.running]
         local = {block for table in tables for block in table.local}
-        assert len(local) + self.pool.num_free == self.pool.num_blocks
+        others = [*self.lent_to_others, *self.reserved]
+        assert len(local) + len(others) + self.pool.num_free == self.pool.num_blocks
+        assert local.isdisjoint(others)
         self.pool.check_integrity()
         spans = {span.move_id: span for table in tables for span in table.remote}
         kept = {span.move_id for span in self.scheduler.blocks.remote_spans}

@@ -110,3 +110,16 @@ def test_content_is_reported_as_given_up_only_when_it_cannot_be_found_any_more()
 def test_a_free_block_has_no_content_to_name() -> None:
     with pytest.raises(ValueError, match="no content"):
         BlockPool(1).name(0, name("a"))
+
+
+def test_a_shared_block_is_free_when_all_who_hold_it_have_let_go() -> None:
+    pool = BlockPool(2)
+    blocks = pool.try_allocate(1) or []
+    pool.share(blocks)
+    pool.free(blocks)
+    assert pool.num_free == 1
+    pool.free(blocks)
+    assert pool.num_free == 2
+    with pytest.raises(ValueError, match="cannot be shared"):
+        pool.share(blocks)
+    pool.check_integrity()

@@ -84,6 +84,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             table.commit_move(first, span(2, move_id=8))
     with pytest.raises(ValueError, match="in place of"):
         table.take_back(span(1), [5, 6])
+    with pytest.raises(ValueError, match="in place of"):
+        table.lend_on(span(1), span(2, move_id=8))
     table.lose([MoveId(7)])
     with pytest.raises(ValueError, match="2 blocks do not fit"):
         table.grow([5, 6])
@@ -189,6 +191,14 @@ class TableMachine(RuleBasedStateMachine):
         first, block_ids = self.model.first_of(taken), self._ids(taken.num_blocks)
         self.table.take_back(taken, block_ids)
         self.model.put(first, [Cell(block_id) for block_id in block_ids])
+
+    @precondition(lambda self: self.model.remote)
+    @rule(data=st.data())
+    def lend_on(self, data: st.DataObject) -> None:
+        taken = data.draw(st.sampled_from(self.model.remote))
+        by = span(taken.num_blocks, inst_id=3, move_id=self._ids(1)[0])
+        self.table.lend_on(taken, by)
+        self.model.put(self.model.first_of(taken), [Cell(span=by)] * by.num_blocks)
 
     @rule()
     def clear(self) -> None:

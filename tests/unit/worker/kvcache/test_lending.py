@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.kvcache.block_pool import BlockPool
-from services.worker.kvcache.lending import Grant, LendingLedger, LentPart, Owner
+from services.worker.kvcache.lending import Grant, GrantState, LendingLedger, LentPart, Owner
 
 OWNER = Owner(InstId(1), Incarnation(11))
 OTHER = Owner(InstId(1), Incarnation(12))
@@ -15,9 +15,12 @@ REQ, MOVE = ReqId(5), MoveId(50)
 LEASE_S = 10.0
 
 
+HOLD_OFF_S = 3.0
+
+
 def ledger_of(num_blocks: int = 8, keep_free: int = 1) -> tuple[LendingLedger, BlockPool]:
     pool = BlockPool(num_blocks)
-    return LendingLedger(pool, keep_free, LEASE_S), pool
+    return LendingLedger(pool, keep_free, LEASE_S, hold_off_s=HOLD_OFF_S), pool
 
 
 def fill(ledger: LendingLedger, grant: Grant, now_s: float = 0.0) -> None:
@@ -199,6 +202,95 @@ def test_use_pins_all_of_a_part_or_nothing() -> None:
     assert pool.num_free == 8
 
 
+def moves_of(grants: list[Grant]) -> list[MoveId]:
+    return [grant.move_id for grant in grants]
+
+
+def test_what_was_lent_last_is_called_back_first_and_no_more_than_is_wanted() -> None:
+    ledger, _ = ledger_of()
+    for move, num_blocks in ((50, 2), (51, 1), (52, 3)):
+        held(ledger, num_blocks, MoveId(move))
+    assert ledger.num_recallable_blocks(0.0) == 6
+    assert moves_of(ledger.recall(3, 0.0)) == [52]
+    assert moves_of(ledger.recall(4, 0.0)) == [52, 51]
+    assert moves_of(ledger.recall(99, 0.0)) == [52, 51, 50]
+    assert ledger.recall(0, 0.0) == []
+
+
+def test_a_recall_that_is_repeated_names_the_same_until_they_are_released() -> None:
+    ledger, _ = ledger_of()
+    held(ledger, 2)
+    held(ledger, 2, MoveId(51))
+    assert moves_of(ledger.recall(2, 0.0)) == moves_of(ledger.recall(2, 1.0)) == [51]
+    ledger.release(OWNER, MoveId(51))
+    assert moves_of(ledger.recall(2, 2.0)) == [MOVE]
+
+
+def test_a_recalled_grant_is_held_until_its_owner_releases_it() -> None:
+    """Every event that a held grant knows, after the recall: nothing has changed for the owner."""
+    ledger, pool = ledger_of()
+    part = held(ledger)
+    ledger.recall(2, 0.0)
+    ledger.begin_use(part, 5.0)  # attention and the way back read it
+    ledger.end_use(part)
+    assert ledger.open_part(OWNER, [MOVE], 5.0).block_ids == part.block_ids
+    assert ledger.renew(OWNER, [MOVE], 6.0) == []
+    assert ledger.reserve(OWNER, REQ, MOVE, 2, 6.0) is part.grants[0]
+    with pytest.raises(LookupError):
+        ledger.begin_receive(OWNER, MOVE, 0, 6.0)
+    assert ledger.release(OTHER, MOVE) == 0
+    assert pool.num_free == 6
+    assert ledger.release(OWNER, MOVE) == 2
+    assert ledger.release(OWNER, MOVE) == 0  # a late duplicate
+    assert pool.num_free == 8
+
+
+def test_the_lease_of_a_recalled_grant_ends_as_any_other() -> None:
+    ledger, pool = ledger_of()
+    held(ledger)
+    ledger.recall(2, 5.0)
+    assert moves_of(ledger.expire(LEASE_S)) == [MOVE]
+    assert pool.num_free == 8
+
+
+def test_nothing_can_be_called_back_that_no_owner_could_give() -> None:
+    ledger, _ = ledger_of()
+    assert ledger.recall(5, 0.0) == []  # nothing lent
+    ledger = ledger_of()[0]
+    grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    assert grant is not None
+    assert ledger.recall(5, 0.0) == []  # still being filled
+    assert ledger.num_recallable_blocks(0.0) == 0
+    fill(ledger, grant)
+    assert ledger.recall(5, LEASE_S) == []  # overdue, whether or not somebody has swept
+    part = ledger.open_part(OWNER, [MOVE], 1.0)
+    ledger.begin_use(part, 1.0)
+    ledger.release(OWNER, MOVE)
+    assert ledger.recall(5, 1.0) == []  # ended, and pinned by its last reader
+    assert ledger.num_recallable_blocks(1.0) == 0
+    ledger.end_use(part)
+
+
+def test_after_a_recall_nothing_is_lent_for_a_while() -> None:
+    ledger, _ = ledger_of()
+    held(ledger)
+    ledger.recall(1, 1.0)
+    ledger.release(OWNER, MOVE)
+    assert ledger.reserve(OWNER, REQ, MoveId(51), 1, 1.0) is None
+    ledger.recall(1, 2.0)  # wanted still: the time counts from here
+    assert ledger.reserve(OWNER, REQ, MoveId(51), 1, 2.0 + HOLD_OFF_S - 0.1) is None
+    assert ledger.reserve(OWNER, REQ, MoveId(51), 1, 2.0 + HOLD_OFF_S) is not None
+
+
+def test_a_copy_that_has_begun_before_a_recall_may_end() -> None:
+    ledger, _ = ledger_of()
+    grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    assert grant is not None
+    ledger.recall(8, 0.0)
+    fill(ledger, grant, 1.0)
+    assert moves_of(ledger.recall(8, 1.0)) == [MOVE]
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Random events in any order; what is lent plus what is free is always everything."""
 
@@ -246,6 +338,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(move=moves)
     def release(self, move: MoveId) -> None:
         self.ledger.release(OWNER, move)
+
+    @rule(num_blocks=st.integers(0, 12))
+    def recall(self, num_blocks: int) -> None:
+        lendable = self.ledger.num_recallable_blocks(self.now_s)
+        grants = self.ledger.recall(num_blocks, self.now_s)
+        assert sum(len(g.block_ids) for g in grants) >= min(num_blocks, lendable)
+        assert all(g.state is GrantState.HELD and g.is_live(self.now_s) for g in grants)
 
     @rule(elapsed_s=st.floats(0.1, 12.0))
     def let_time_pass(self, elapsed_s: float) -> None:

@@ -21,9 +21,10 @@ from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
-from services.worker.distattention.transfer import BlockSender
+from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.engine import Engine
+from services.worker.engine.engine import Engine, MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler, SchedulerConfig
 from services.worker.engine.sequence import Request, Schedule
 from services.worker.engine.sequence_blocks import SequenceBlocks
@@ -32,10 +33,14 @@ from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.rmanager.clients import Clients
-from services.worker.rmanager.mover import Mover, MoverParts
+from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
+from services.worker.rmanager.reserver import Reserver
+from services.worker.rmanager.retriever import Retriever
 from services.worker.rmanager.rmanager import RManager, RManagerParts
+from services.worker.rmanager.transfer_parts import TransferParts
 from services.worker.server import Limits, RManagerServicer, WorkerServicer
 from services.worker.streams import Streams
 
@@ -84,7 +89,7 @@ class Instance:
         self.pool = BlockPool(num_blocks)
         self.storage = KvStorage(num_blocks, SHAPE)
         self.runner = PretendRunner(self.storage)
-        ledger = LendingLedger(self.pool, 1, lease_s)
+        ledger = LendingLedger(self.pool, 1, lease_s, hold_off_s=0.5)
         self.lender = Lender(InstId(inst_id), ledger, time.monotonic)
         geometry = geometry_of(self.storage.pool, 1)
         metrics = DataPlaneMetrics(CollectorRegistry())
@@ -103,28 +108,36 @@ class Instance:
             self.runner,  # type: ignore[arg-type]
             channels,
             self.streams,
-            lambda: self.peers.free_blocks,
+            lambda: MemoryElsewhere(self.peers.free_blocks, self.lender.num_recallable_blocks),
         )
         self.clients = Clients([gmanager_address])
         self.releaser = Releaser(self.me, self.peers, self.clients, lease_s)
-        self.mover = Mover(
-            MoverParts(
-                self.me, self.storage, self.engine, channels, self.peers, self.clients,
-                lambda p: BlockSender(self.me, p, geometry, DEADLINE_S),
-                self.releaser.release, self.streams.trace_of,
-            )
+        reserver = Reserver(
+            self.me, f"127.0.0.1:{self.port}", self.peers, self.clients, self.releaser
+        )
+        parts = TransferParts(
+            self.storage, self.engine, channels, self.peers, reserver,
+            lambda p: BlockSender(self.me, p, geometry, DEADLINE_S),
+            lambda p: BlockFetcher(self.me, p, geometry, DEADLINE_S),
+            self.releaser.release, self.streams.trace_of,
         )  # fmt: skip
         self.info = self._info(perf)
+        self.mover, self.retriever = Mover(parts), Retriever(parts)
+        self.recaller = Recaller(self.me, self.lender, self.clients)
         self.rmanager = RManager(
             RManagerParts(
                 self.me, self.info, self.pool, self.lender, self.engine, self.peers,
-                self.clients, self.mover, self.releaser, is_pooling=True,
+                self.clients, self.mover, reserver, self.releaser,
+                self.recaller, self.retriever, is_pooling=True,
             )
         )  # fmt: skip
         self.streams.start_moves = self.rmanager.start_moves
         self.streams.release = self.releaser.release
+        self.streams.recall = self.recaller.recall
+        self.stop = asyncio.Event()
+        drain = Drain(self.rmanager, self.streams, self.stop, timeout_s=5.0)
         self.limits = Limits(1000, 4096, BLOCK, num_blocks, frozenset({2}))
-        self.worker = WorkerServicer(self.engine, self.streams, self.limits, self.rmanager)
+        self.worker = WorkerServicer(self.engine, self.streams, self.limits, self.rmanager, drain)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.worker, self.server)
         servicer = RManagerServicer(self.rmanager)
         worker_pb2_grpc.add_RManagerServicer_to_server(servicer, self.server)

@@ -92,7 +92,7 @@ async def test_a_long_prompt_borrows_by_itself_and_gives_back_at_the_end(pair: P
 
 async def test_a_refusal_leaves_everything_where_it_was(pair: Pair) -> None:
     source, creditor = pair
-    creditor.rmanager.is_draining = True
+    creditor.rmanager.begin_drain()
     await source.submit(1, num_prompt=12, max_tokens=40)
     await eventually(lambda: source.engine.snapshot.running_tokens >= 12)
     assert await move(source, creditor, 2)
@@ -153,11 +153,15 @@ async def test_a_plan_of_a_leader_that_was_replaced_is_refused(pair: Pair) -> No
 async def test_a_reservation_for_an_earlier_start_is_refused(pair: Pair) -> None:
     _, creditor = pair
     request = worker_pb2.TryMoveKvCacheRequest(
-        req_id=1, num_blocks=1, source_inst_id=1, source_incarnation=5, move_id=9, dst_incarnation=4
-    )
+        req_id=1, num_blocks=1, source_inst_id=1, source_incarnation=5, move_id=9,
+        dst_incarnation=4, source_control_address="127.0.0.1:1",
+    )  # fmt: skip
     answer = creditor.rmanager.try_move_kvcache(request)
     assert not answer.granted
     request.dst_incarnation = creditor.me.incarnation
+    request.source_control_address = ""  # could never be asked back
+    assert not creditor.rmanager.try_move_kvcache(request).granted
+    request.source_control_address = "127.0.0.1:1"
     answer = creditor.rmanager.try_move_kvcache(request)
     assert answer.granted
     assert answer.lease_s == 1.0

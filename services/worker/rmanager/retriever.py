@@ -1,0 +1,162 @@
+"""Brings back what a creditor asks for: to another creditor, else here, else by giving it up.
+
+The owner's side of a recall. Until the commit between two steps the creditor's copy is the truth
+and steps go on reading it, so whatever fails before loses nothing: the creditor asks again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from services.common.errors import PartLost
+from services.common.ids import MoveId
+from services.worker.distattention.debtor import Peer
+from services.worker.engine.scheduler import Scheduler
+from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rmanager.peers import PeerView
+from services.worker.rmanager.transfer_parts import TransferParts
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Retriever:
+    """Retrieves one span after the other, so that no more is given up than must be."""
+
+    def __init__(self, parts: TransferParts) -> None:
+        self._parts = parts
+        self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="retriever")
+        self._under_way: dict[MoveId, asyncio.Task[None]] = {}
+        self._one_by_one = asyncio.Lock()
+        self.taken_back_blocks = 0
+        self.lent_on_blocks = 0
+
+    async def retrieve(self, source: Peer, move_ids: Collection[MoveId]) -> bool:
+        """Returns once it is under way; False if nothing of these moves is used here (any more)."""
+        creditor, wanted = (source.inst_id, source.incarnation), frozenset(move_ids)
+        spans = await self._call(lambda s: s.blocks.recalled(creditor, wanted))
+        for span in spans:
+            if span.move_id not in self._under_way:
+                task = asyncio.create_task(self._retrieve(source, span))
+                self._under_way[span.move_id] = task
+                task.add_done_callback(partial(self._on_done, span.move_id))
+        return bool(spans)
+
+    async def close(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._copy_thread.shutdown)
+
+    async def _retrieve(self, source: Peer, span: RemoteSpan) -> None:
+        async with self._one_by_one:
+            try:
+                with self._parts.trace_of(span.req_id):
+                    if not await self._lend_on(source, span):
+                        await self._take_back(source, span)
+            except PartLost as error:
+                logger.warning("cannot give back yet, nothing is lost: %s", error)
+
+    def _on_done(self, move_id: MoveId, task: asyncio.Task[None]) -> None:
+        del self._under_way[move_id]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("recall failed", exc_info=task.exception())
+
+    # -- to another creditor ----------------------------------------------------------------------
+
+    async def _lend_on(self, source: Peer, span: RemoteSpan) -> bool:
+        """False where nobody else has room; needs no memory here."""
+        num_blocks, peers = span.num_blocks, self._parts.peers
+        for creditor in await self._parts.reserver.find_creditors(span.req_id, num_blocks):
+            if creditor.inst_id == source.inst_id or peers.lendable(creditor) < num_blocks:
+                continue
+            if not await self._is_used(span):
+                return True
+            if await self._lend_on_to(creditor, source, span):
+                self.lent_on_blocks += num_blocks
+                return True
+        return False
+
+    async def _lend_on_to(self, creditor: PeerView, source: Peer, span: RemoteSpan) -> bool:
+        target = await self._parts.reserver.reserve(creditor, span.req_id, span.num_blocks)
+        if target is None:
+            return False
+        peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
+        is_committed = False
+        try:
+            await self._on_copy_thread(lambda: self._relay(source, span, peer, target))
+            is_committed = await self._commit_lent_on(peer, span, target)
+        except PartLost as error:
+            if error.inst_id == source.inst_id:
+                raise
+            logger.warning("cannot lend on, nothing is lost: %s", error)
+            self._parts.peers.forget(creditor.inst_id)
+        finally:
+            if not is_committed:
+                self._parts.release(target)
+        return is_committed
+
+    def _relay(self, source: Peer, span: RemoteSpan, peer: Peer, target: RemoteSpan) -> None:
+        """On the copy thread: block by block through memory that is nobody's."""
+        fetcher = self._parts.open_fetcher(source)
+        try:
+            sender = self._parts.open_sender(peer)
+            try:
+                block = memoryview(bytearray(self._parts.storage.shape.block_bytes))
+                for index in range(span.num_blocks):
+                    fetcher.fetch_blocks(span.move_id, [block], index)
+                    sender.send_block(target.move_id, index, block)
+            finally:
+                sender.close()
+        finally:
+            fetcher.close()
+
+    async def _commit_lent_on(self, peer: Peer, span: RemoteSpan, target: RemoteSpan) -> bool:
+        def commit(scheduler: Scheduler) -> bool:
+            self._parts.channels.learn(peer)
+            return scheduler.blocks.lend_on(scheduler.running, span, target)
+
+        return await self._call(commit)
+
+    # -- back here --------------------------------------------------------------------------------
+
+    async def _take_back(self, source: Peer, span: RemoteSpan) -> None:
+        """Into free blocks, which the youngest requests give up where there are too few."""
+        now_s = asyncio.get_running_loop().time()
+        block_ids = await self._call(lambda s: s.make_room(span, now_s))
+        if block_ids is None:
+            return  # whoever used it gave way
+        is_committed = False
+        try:
+            await self._on_copy_thread(lambda: self._fetch(source, span.move_id, block_ids))
+            is_committed = await self._call(
+                lambda s: s.blocks.take_back(s.running, span, block_ids)
+            )
+            self.taken_back_blocks += span.num_blocks if is_committed else 0
+        finally:
+            if not is_committed:
+                self._parts.engine.call(lambda s: s.blocks.pool.free(block_ids))
+
+    def _fetch(self, source: Peer, move_id: MoveId, block_ids: Sequence[int]) -> None:
+        """On the copy thread."""
+        fetcher = self._parts.open_fetcher(source)
+        try:
+            fetcher.fetch_blocks(move_id, [self._parts.storage.block(b) for b in block_ids])
+        finally:
+            fetcher.close()
+
+    # -- the engine and the thread ----------------------------------------------------------------
+
+    async def _is_used(self, span: RemoteSpan) -> bool:
+        return await self._call(lambda s: s.blocks.is_used(span))
+
+    async def _call(self, function: Callable[[Scheduler], T]) -> T:
+        """Between two steps."""
+        return await asyncio.wrap_future(self._parts.engine.call(function))
+
+    async def _on_copy_thread(self, function: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._copy_thread, function)
