@@ -69,7 +69,7 @@ class PerfEstimator:
     def __init__(self, start: StepConstants) -> None:
         """`start`: as measured; between its batches, and beyond, knots are put at powers of two."""
         self._batches = tuple(sorted({*start.batches, *_KNOTS}))
-        first = [start.step_s(batch, 0) for batch in self._batches]
+        first = [_first_guess_s(start, batch) for batch in self._batches]
         self._first = np.array([*first, start.attention_s_per_token])
         self._state = self._first.copy()
         self._prior = _prior_covariance(self._batches, self._first)
@@ -93,6 +93,14 @@ class PerfEstimator:
     def constants(self) -> StepConstants:
         *knots, attention = self._state.tolist()
         return StepConstants(self._batches, tuple(knots), attention)
+
+
+def _first_guess_s(start: StepConstants, batch: int) -> float:
+    last, last_s = start.batches[-1], start.non_attention_s[-1]
+    if len(start.batches) == 1:
+        return last_s * max(1.0, batch / last)
+    # Noise in the last two points must not make ever larger batches ever faster.
+    return max(last_s, start.step_s(batch, 0)) if batch > last else start.step_s(batch, 0)
 
 
 def _hat(batches: Sequence[int], batch: int) -> NDArray[np.float64]:

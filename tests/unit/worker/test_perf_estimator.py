@@ -28,6 +28,20 @@ def test_unseen_it_says_what_was_measured() -> None:
     assert worst_error(PerfEstimator(START).constants, START.step_s) < 1e-9
 
 
+@pytest.mark.parametrize(
+    ("start", "at_256_s"),
+    [
+        pytest.param(StepConstants((8, 32), (0.02, 0.01), 1e-6), 0.01, id="falling-by-noise"),
+        pytest.param(StepConstants((8, 32), (0.02, 0.05), 1e-6), 0.33, id="rising"),
+        pytest.param(StepConstants((4,), (0.02,), 1e-6), 1.28, id="one-point-promises-nothing"),
+    ],
+)
+def test_larger_batches_than_measured_are_guessed_with_care(
+    start: StepConstants, at_256_s: float
+) -> None:
+    assert PerfEstimator(start).constants.step_s(256, 0) == pytest.approx(at_256_s)
+
+
 def test_it_finds_another_machine_from_a_mixture_of_steps() -> None:
     def truth(batch: int, tokens: int) -> float:
         return 0.016 + 0.0008 * batch + 0.7e-6 * tokens
