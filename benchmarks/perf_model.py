@@ -7,6 +7,7 @@ then at a grid of others, which the model has to predict.
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import time
@@ -28,7 +29,7 @@ _PATIENCE_S = 3600.0
 _NUM_WARMUP_STEPS = 3
 _NUM_STEPS = 15
 #: Generated until the measured steps begin, and after them, at most.
-_SPARE_TOKENS = 64
+_SPARE_TOKENS = 160
 
 
 class Point(NamedTuple):
@@ -36,7 +37,10 @@ class Point(NamedTuple):
     context: int
 
 
-LEARNT = tuple(Point(*at) for at in ((1, 256), (1, 2048), (4, 512), (8, 256), (16, 512), (32, 128)))
+#: Every kind of step at least once, a few batches with short and long contexts.
+LEARNT = tuple(
+    Point(*at) for at in ((1, 128), (1, 2048), (4, 512), (8, 128), (8, 512), (16, 256), (32, 128))
+)
 CONTEXTS = (128, 512, 2048)
 #: Beyond, prompts take minutes.
 _MAX_TOKENS = 16_384
@@ -60,6 +64,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    learnt: list[Measured]
     measured: list[Measured]
     at_start: StepConstants
     refined: StepConstants
@@ -94,15 +99,22 @@ def measure(options: argparse.Namespace, report: Report) -> Result:
     points = grid(_MAX_TOKENS // 4 if options.quick else _MAX_TOKENS)
     core, config = _core(options, report)
     start = step_constants(measure_compute(core.model, core.kernels, core.storage))
-    estimator = PerfEstimator(start)
     with running(EngineRig(config, core)) as rig:
         decode(rig, Point(1, 256))  # warm up
-        for point in LEARNT:
-            for seen in decode(rig, point).snapshots:
-                if seen.step_tokens == seen.num_running:
-                    estimator.observe(seen.num_running, seen.running_tokens, seen.step_s)
+        learnt = [decode(rig, point) for point in LEARNT]
         measured = [decode(rig, point) for point in points]
-    return Result(measured, start, estimator.constants)
+    return Result(learnt, measured, start, _learn(start, learnt))
+
+
+def _learn(start: StepConstants, learnt: list[Measured]) -> StepConstants:
+    """From steps in a mixed order, as they come in life."""
+    estimator = PerfEstimator(start)
+    snapshots = [snapshot for measured in learnt for snapshot in measured.snapshots]
+    random.Random(0).shuffle(snapshots)
+    for seen in snapshots:
+        if seen.step_tokens == seen.num_running:
+            estimator.observe(seen.num_running, seen.running_tokens, seen.step_s)
+    return estimator.constants
 
 
 def _core(options: argparse.Namespace, report: Report) -> tuple[Core, Config]:
@@ -122,8 +134,13 @@ def _core(options: argparse.Namespace, report: Report) -> tuple[Core, Config]:
 
 
 def show(result: Result, report: Report) -> None:
+    _show(result.learnt, "Learnt from", result, report)
+    _show(result.measured, "Predicted", result, report)
+
+
+def _show(points: list[Measured], title: str, result: Result, report: Report) -> None:
     report.table(
-        "Decode throughput, predicted and measured",
+        title,
         ("batch", "context", "tokens/s", "error at start", "error refined"),
         [
             (
@@ -133,7 +150,7 @@ def show(result: Result, report: Report) -> None:
                 f"{measured.error_of(result.at_start):+.1%}",
                 f"{measured.error_of(result.refined):+.1%}",
             )
-            for measured in result.measured
+            for measured in points
         ],
     )
 

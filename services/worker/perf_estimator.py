@@ -21,8 +21,9 @@ _PRIOR_SHARE = 0.3
 _NOISE_SHARE = 0.05
 #: So much of what was learnt is doubted again with each step, for the truth may change.
 _DOUBT_SHARE = 0.003
-#: Beyond, a step was disturbed: by another process, by a block that was copied.
-_MAX_SURPRISE = 1.0
+#: A surprise counts for no more than this share of what was expected: steps are disturbed now and
+#: then, by other processes or a block that is copied, and disturbed steps only ever take longer.
+_MAX_SURPRISE_SHARE = 0.05
 #: Neighbouring knots, a factor of e apart, err together by this much.
 _KNOT_CORRELATION = 0.7
 #: A constant never falls below this share of its first measurement.
@@ -79,13 +80,13 @@ class PerfEstimator:
         """One step in which every sequence of the batch computed one token."""
         row = np.append(_hat(self._batches, batch), attended_tokens)
         expected_s = float(row @ self._state)
-        if not 0 < step_s < (1 + _MAX_SURPRISE) * expected_s:
-            return
+        limit_s = _MAX_SURPRISE_SHARE * expected_s
+        surprise_s = min(max(step_s - expected_s, -limit_s), limit_s)
         self._covariance = self._covariance + _DOUBT_SHARE * (self._prior - self._covariance)
         noise = (_NOISE_SHARE * expected_s) ** 2
         spread = self._covariance @ row
         gain = spread / (float(row @ spread) + noise)
-        self._state = self._state + gain * (step_s - expected_s)
+        self._state = self._state + gain * surprise_s
         self._covariance = self._covariance - np.outer(gain, spread)
         self._state = np.maximum(self._state, _FLOOR_SHARE * self._first)
 

@@ -72,11 +72,20 @@ def test_what_one_batch_shows_corrects_its_neighbours() -> None:
     assert 1.05 * before < after < 1.2 * before
 
 
-def test_a_disturbed_step_teaches_nothing() -> None:
+def test_disturbed_steps_do_not_pass_for_what_steps_cost() -> None:
+    """Three in ten take longer by a quarter on average, some of them several times as long."""
+    source, estimator = random.Random(1), PerfEstimator(START)
+    for _ in range(300):
+        batch, tokens = source.choice(GRID)
+        disturbance = source.expovariate(4.0) if source.random() < 0.3 else 0.0
+        estimator.observe(batch, tokens, 0.8 * START.step_s(batch, tokens) * (1 + disturbance))
+    assert worst_error(estimator.constants, lambda *at: 0.8 * START.step_s(*at)) < 0.1
+
+
+def test_one_step_alone_changes_little() -> None:
     estimator = PerfEstimator(START)
-    for step_s in (10.0, 0.0, 2.1 * START.step_s(8, 800)):
-        estimator.observe(8, 800, step_s)
-    assert worst_error(estimator.constants, START.step_s) < 1e-9
+    estimator.observe(8, 800, 10.0)
+    assert worst_error(estimator.constants, START.step_s) < 0.06
 
 
 @settings(deadline=None, max_examples=50)
