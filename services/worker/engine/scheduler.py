@@ -9,14 +9,13 @@ claim on memory, so at least one sequence always progresses. Called by the engin
 """
 
 from bisect import insort
-from collections.abc import Collection
-from dataclasses import dataclass
 
 from services.common.errors import Overloaded
-from services.common.ids import InstId, MoveId, ReqId
+from services.common.ids import ReqId
+from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.placement import Placement, rank
 from services.worker.engine.sequence import (
     FinishReason,
-    MoveOrder,
     Request,
     Schedule,
     Sequence,
@@ -24,51 +23,19 @@ from services.worker.engine.sequence import (
 )
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_hash import BlockHash
-from services.worker.kvcache.block_table import RemoteSpan
+
+__all__ = ["Scheduler", "SchedulerConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    block_size: int
-    max_batched_tokens: int
-    max_running: int
-    max_waiting: int = 256
-    max_move_blocks: int = 32
-    """Blocks in one move: enough to outrun a prefill chunk, small enough to commit often."""
-    lend_retry_s: float = 0.5
-    """After a refused move, nothing is offered to creditors for this long."""
-    recall_patience_s: float = 1.0
-    """A running sequence waits this long for blocks that others were asked to give back."""
-    stall_timeout_s: float = 2.0
-    """A running sequence that cannot go on for this long gives its blocks up; one that has most of
-    its tokens computed waits up to twice as long, so that of two the one with less to lose yields.
-    """
-    max_stalls: int = 5
-    queue_timeout_s: float = 60.0
-    patience_s: float = 10.0
-    """A waiting request lets others that fit pass for this long; then nobody does until it runs."""
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.rank
-
-
-class Scheduler:
-    """Owns the waiting and running sequences; their blocks are kept by `blocks`."""
+class Scheduler(Placement):
+    """Decides, step by step, who runs and who gives way."""
 
     def __init__(self, config: SchedulerConfig, blocks: SequenceBlocks) -> None:
-        self.config = config
-        self.blocks = blocks
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self.num_recomputed = 0
-        """Sequences that lost a part, and the tokens computed again for it; since the start."""
+        super().__init__(config, blocks)
         self.num_recomputed_tokens = 0
+        """Of sequences that lost a part; since the start."""
         self._num_arrived = 0
-        self._lend_not_before_s = 0.0
         self._recallable_blocks = 0
-        self._num_made_room = 0
-        self._is_admission_held = False
 
     # -- arrivals and departures ------------------------------------------------------------------
 
@@ -78,7 +45,7 @@ class Scheduler:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already")
         self._num_arrived += 1
         sequence = Sequence.of(request, self._num_arrived, self.config.block_size, now_s)
-        insort(self.waiting, sequence, key=_rank)
+        insort(self.waiting, sequence, key=rank)
 
     def abort(self, req_id: ReqId, now_s: float) -> bool:
         """Forget the request and free everything it holds; False if it is not here (any more)."""
@@ -87,12 +54,6 @@ class Scheduler:
             return False
         self._drop(sequence, now_s)
         return True
-
-    def find(self, req_id: ReqId) -> Sequence | None:
-        for sequence in (*self.running, *self.waiting):
-            if sequence.req_id == req_id:
-                return sequence
-        return None
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -192,14 +153,6 @@ class Scheduler:
         self._is_admission_held = True
         return True
 
-    def _preempt(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
-        self.blocks.give_up(sequence, now_s, keep_remote=False)
-        self.running.remove(sequence)
-        sequence.is_running = False
-        insort(self.waiting, sequence, key=_rank)
-        plan.remove(sequence)
-        plan.num_preempted += 1
-
     def _is_stalled(self, sequence: Sequence, now_s: float) -> bool:
         """Two instances that fill each other's memory would otherwise wait for each other."""
         share_done = 1.0 - sequence.num_uncomputed / sequence.num_tokens
@@ -248,7 +201,7 @@ class Scheduler:
         num_tokens = self.blocks.grow(sequence, wanted)
         self.waiting.remove(sequence)
         sequence.waiting_since_s = now_s
-        insort(self.running, sequence, key=_rank)
+        insort(self.running, sequence, key=rank)
         sequence.is_running = True
         if num_tokens > 0:
             plan.add(sequence, num_tokens)
@@ -281,62 +234,6 @@ class Scheduler:
 
     # -- lending ----------------------------------------------------------------------------------
 
-    def begin_move(self, req_id: ReqId, num_blocks: int) -> MoveOrder | None:
-        """Take the oldest movable blocks of a sequence for a move; None if there are none."""
-        sequence = self.find(req_id)
-        if sequence is None or not sequence.movable_blocks or num_blocks < 1:
-            return None
-        return self.blocks.begin_move(sequence, min(num_blocks, self.config.max_move_blocks))
-
-    def is_current(self, order: MoveOrder) -> bool:
-        """Whether the order's blocks are still those of its sequence."""
-        return self._sequence_of(order) is not None
-
-    def commit_move(self, order: MoveOrder, span: RemoteSpan) -> bool:
-        """Between two steps: the creditor's copy becomes the truth and the local blocks are free.
-
-        False if the sequence is gone or gave its blocks up meanwhile; then the copy is void.
-        """
-        sequence = self._sequence_of(order)
-        if sequence is None:
-            return False
-        self.blocks.commit_move(sequence, span)
-        return True
-
-    def end_move(self, order: MoveOrder, was_refused: bool, now_s: float) -> None:
-        """The move is over, committed or not."""
-        sequence = self._sequence_of(order)
-        if sequence is not None:
-            sequence.moving_from = None
-        if was_refused:
-            self._lend_not_before_s = now_s + self.config.lend_retry_s
-            self.blocks.drop_idle_remote()
-
-    def _sequence_of(self, order: MoveOrder) -> Sequence | None:
-        """None once the sequence is gone or has given up the blocks that the order names."""
-        sequence = self.find(order.req_id)
-        return sequence if sequence is not None and sequence.epoch == order.epoch else None
-
-    def lose_parts(
-        self, inst_id: InstId, now_s: float, move_ids: Collection[MoveId] | None = None
-    ) -> int:
-        """What `inst_id` held (all, or these moves) is to be computed again; of how many."""
-        num_hurt = self.blocks.lose(self.running, inst_id, move_ids)
-        self.num_recomputed += num_hurt
-        return num_hurt
-
-    def make_room(self, span: RemoteSpan, now_s: float) -> list[int] | None:
-        """Local blocks for what a creditor wants back, from the lowest in rank if none are free;
-        None once nobody uses the span any more."""
-        while self.blocks.is_used(span):
-            block_ids = self.blocks.pool.try_allocate(span.num_blocks)
-            if block_ids is not None:
-                return block_ids
-            self._preempt(self.running[-1], Schedule(), now_s)
-            self._num_made_room += 1
-            self._is_admission_held = True
-        return None
-
     def _relieve(self, plan: Schedule, can_lend: bool) -> None:
         """Ask for room before the running sequences run out of it: lend blocks of the longest, or
         have back what is lent to others."""
@@ -355,10 +252,6 @@ class Scheduler:
         order = self.begin_move(sequence.req_id, deficit)
         if order is not None:
             plan.moves.append(order)
-
-    def _longest_movable(self) -> Sequence | None:
-        longest = max(self.running, key=lambda seq: len(seq.movable_blocks), default=None)
-        return longest if longest is not None and longest.movable_blocks else None
 
     def _drop(self, sequence: Sequence, now_s: float) -> None:
         self.blocks.give_up(sequence, now_s, keep_remote=True)

@@ -50,6 +50,24 @@ def test_a_second_signal_ends_at_once() -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_a_signal_to_a_service_that_stops_by_itself_does_not_cut_it_short() -> None:
+    stops_itself = """
+async def main(stop):
+    stop.set()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+"""
+    with start(stops_itself) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.3)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [

@@ -118,6 +118,22 @@ async def test_it_registers_then_beats_with_rising_numbers(
     assert scripted.heartbeats[0].load.free_blocks == 5
 
 
+async def test_what_cannot_wait_is_told_at_once_and_the_next_beat_keeps_its_period(
+    gmanager: tuple[ScriptedGManager, str],
+) -> None:
+    scripted, address = gmanager
+    heartbeat, task, clients = await beating(address)
+    await eventually(lambda: len(scripted.heartbeats) >= 1)
+    heartbeat._period_s = 60.0
+    for _ in range(3):
+        seen = len(scripted.heartbeats)
+        heartbeat.beat_now()
+        await eventually(lambda: len(scripted.heartbeats) > seen)  # noqa: B023
+    heartbeat.beat_now()
+    await stop(task, clients)  # never lost, not even beside a beat that is due
+    assert task.cancelled()
+
+
 async def test_it_reports_fully_when_asked(gmanager: tuple[ScriptedGManager, str]) -> None:
     scripted, address = gmanager
     _, task, clients = await beating(address)
