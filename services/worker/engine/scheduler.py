@@ -74,7 +74,8 @@ class Scheduler(Placement):
         if can_lend or recallable_blocks > 0:
             self._relieve(plan, can_lend)
         missing = self._missing_to_admit(now_s, remote_free_blocks)
-        plan.recall(min(missing, recallable_blocks))
+        if missing <= recallable_blocks:  # or it would hurt others and not help
+            plan.recall(missing)
         return plan
 
     def postprocess(

@@ -159,6 +159,7 @@ class RManager:
             Incarnation(request.creditor_incarnation),
             request.creditor_data_address,
         )
+        logger.info("recalled", extra={"creditor": source.inst_id, "reason": request.reason})
         # The next view says whether it lends again.
         self._parts.peers.forget(source.inst_id)
         move_ids = [MoveId(move_id) for move_id in request.move_ids]

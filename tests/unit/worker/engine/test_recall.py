@@ -83,6 +83,14 @@ def test_a_request_that_has_waited_too_long_wants_back_what_it_lacks() -> None:
     assert world.tokens_of(1) == 2
 
 
+def test_nothing_is_recalled_that_would_not_let_the_waiting_request_in() -> None:
+    world = World(num_blocks=10)
+    world.lend_to_others(2)
+    world.add(1, num_prompt=60, max_tokens=2)
+    while world.now_s <= world.scheduler.config.patience_s + 5.0:
+        assert world.step().num_recalled_blocks == 0
+
+
 # -- giving back what was borrowed -----------------------------------------------------------------
 
 
