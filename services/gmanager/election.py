@@ -104,8 +104,8 @@ class Election:
     async def _take(self, role: Role) -> None:
         if role is Role.FOLLOWER:
             self._keeper.begin(Cluster())
-        elif self._role in (None, Role.FOLLOWER):
-            # Until this is done a follower goes on naming the last leader.
+        elif not self._keeper.instances():
+            # Nobody reports here yet. Until this is done a follower goes on naming the last leader.
             self._keeper.begin(await self._load(self._keeper.clock()))
         self._role = role
         self._metrics.leading.set(role is Role.LEADER)

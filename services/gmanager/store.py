@@ -6,6 +6,7 @@ is back the whole map is written. Only the leader writes.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Collection
@@ -33,6 +34,8 @@ WRITER_KEY = "infinite_llm:writer"
 #: Changes wait so long for company, and an outage so long for the next try.
 FLUSH_PERIOD_S = 0.2
 RETRY_PERIOD_S = 0.5
+#: Where nothing changes, Redis is asked so often whether it still holds our copy.
+CHECK_PERIOD_S = 0.5
 FIELDS_PER_COMMAND = 5_000
 
 _log = logging.getLogger(__name__)
@@ -81,7 +84,9 @@ class Store:
     async def run(self) -> None:
         """Writes until cancelled; no error ends it, since serving must not depend on it."""
         while True:
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_PERIOD_S):
+                    await self._wake.wait()
             try:
                 await self.flush()
             except Exception as error:

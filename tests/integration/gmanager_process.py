@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.infinite_llm.v1 import gmanager_pb2_grpc
@@ -26,10 +27,15 @@ PROMPT_S = 0.9
 
 class GManagerProcess:
     def __init__(self, log_path: Path, **settings: object) -> None:
-        (port,) = free_ports(1)
+        port, self._metrics_port = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         self._log_path = log_path
-        fields = {"listen_address": self.address, "instance_timeout_s": 60, **settings}
+        fields = {
+            "listen_address": self.address,
+            "metrics_port": self._metrics_port,
+            "instance_timeout_s": 60,
+            **settings,
+        }
         self._environ = {
             f"INFINITE_LLM_{name.upper()}": str(value) for name, value in fields.items()
         }
@@ -59,6 +65,13 @@ class GManagerProcess:
     def roles(self) -> list[str]:
         """What it has been so far, in order."""
         return [line["role"] for line in self.log if "role" in line]
+
+    def metric(self, sample: str) -> float | None:
+        """The value of `name{label="value"}`; None while it is not told."""
+        text = httpx.get(f"http://127.0.0.1:{self._metrics_port}/metrics", trust_env=False).text
+        prefix = f"infinite_llm_gmanager_{sample} "
+        values = [line.removeprefix(prefix) for line in text.splitlines() if prefix in line]
+        return float(values[0]) if values else None
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator["gmanager_pb2_grpc.GManagerAsyncStub"]:

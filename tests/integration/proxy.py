@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -64,3 +65,21 @@ async def relaying(connect: Connect, tls: ssl.SSLContext | None = None) -> Async
 
 def to_socket(path: Path) -> Connect:
     return lambda: asyncio.open_unix_connection(path)
+
+
+def certify(folder: Path, name: str) -> Path:
+    """A certificate of 127.0.0.1 that signs itself; its key lies beside it."""
+    certificate = folder / f"{name}.pem"
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate)]
+    command = ["openssl", "req", "-x509", "-days", "1", *kind, *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate
+
+
+def server_context(certificate: Path) -> ssl.SSLContext:
+    """Of a server that proves itself by what `certify` made."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    return context

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,15 @@ import pytest
 from protos.infinite_llm.v1 import gmanager_pb2, gmanager_pb2_grpc, types_pb2, worker_pb2
 from services.gmanager import convert
 from tests.integration.gmanager_process import PROMPT_S, REPO, GManagerProcess
+from tests.integration.proxy import certify, relaying, server_context, to_socket
 from tests.integration.redis_server import RedisServer, eventually, running_redis
 from tests.unit.gmanager.builders import make_info, make_row
 from tests.unit.gmanager.fake_rmanager import FakeRManager, serving
 
 pytestmark = pytest.mark.integration
+
+#: The default.
+HEARTBEAT_S = 0.5
 
 
 @pytest.fixture
@@ -88,6 +93,45 @@ async def test_serving_goes_on_while_redis_freezes_dies_and_returns(
             await asyncio.sleep(0.05)
         redis_server.start()
         await eventually(lambda: redis_server.num_records() == (1, 1))
+
+
+async def test_the_copy_is_whole_within_two_heartbeats_of_redis_return(
+    gmanager: GManagerProcess, redis_server: RedisServer
+) -> None:
+    async with gmanager.stub() as stub:
+        await register(stub)
+        await report(stub, 1, 3)
+        await eventually(lambda: redis_server.num_records() == (1, 1))
+        redis_server.kill()
+        await eventually(lambda: gmanager.metric('redis_up{use="map"}') == 0)
+        await report(stub, 2, 4)
+        redis_server.start()
+        start_s = time.monotonic()
+        await eventually(lambda: redis_server.num_records() == (1, 1))
+        assert time.monotonic() - start_s < 2 * HEARTBEAT_S + PROMPT_S
+        await eventually(lambda: gmanager.metric('redis_up{use="map"}') == 1)
+    (line,) = [line["message"] for line in gmanager.log if line["level"] == "warning"]
+    assert line == "redis cannot be reached: the map is kept in memory alone"
+
+
+async def test_tls_and_a_password_file_are_a_matter_of_settings(tmp_path: Path) -> None:
+    ca, password_file = certify(tmp_path, "ca"), tmp_path / "password"
+    password_file.write_text("secret\n")
+    with running_redis(tmp_path, password="secret") as server:
+        async with relaying(to_socket(server.socket), server_context(ca)) as relay:
+            gmanager = GManagerProcess(
+                tmp_path / "gmanager.log",
+                redis_url=f"rediss://{relay.address}/0",
+                redis_ca_file=ca,
+                redis_password_file=password_file,
+            )
+            try:
+                async with gmanager.stub() as stub:
+                    await register(stub)
+                    await report(stub, 1, 3)
+                await eventually(lambda: server.num_records() == (1, 1))
+            finally:
+                gmanager.kill()
 
 
 async def test_it_starts_and_stops_without_redis(

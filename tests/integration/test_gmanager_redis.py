@@ -6,8 +6,6 @@ Whenever Redis is well, it holds the whole map; whatever it does, it costs no mo
 import asyncio
 import logging
 import signal
-import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +24,7 @@ from services.gmanager.store import (
     PLACEMENTS_KEY,
     Store,
 )
-from tests.integration.proxy import relaying, to_socket
+from tests.integration.proxy import certify, relaying, server_context, to_socket
 from tests.integration.redis_server import RedisServer, eventually, running_redis
 from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
 
@@ -170,6 +168,18 @@ async def test_the_writer_tries_again_by_itself(
         await writer
 
 
+async def test_a_redis_that_lost_its_data_is_noticed_while_nothing_changes(
+    keeping: Keeping, redis_server: RedisServer
+) -> None:
+    writer = asyncio.create_task(keeping.store.run())
+    with redis_server.client() as client:
+        client.flushall()
+    await eventually(lambda: redis_server.num_records() == (1, 1))
+    writer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writer
+
+
 async def test_a_frozen_redis_costs_a_deadline_and_not_more(
     keeping: Keeping, redis_server: RedisServer
 ) -> None:
@@ -266,9 +276,7 @@ async def test_a_server_is_trusted_if_the_ca_file_vouches_for_it(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     ca, other = certify(tmp_path, "ca"), certify(tmp_path, "other")
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(ca, ca.with_suffix(".key"))
-    async with relaying(to_socket(redis_server.socket), tls) as relay:
+    async with relaying(to_socket(redis_server.socket), server_context(ca)) as relay:
         for ca_file, is_trusted in ((other, False), (ca, True)):
             redis = connect(f"rediss://{relay.address}", ca_file=ca_file)
             keeping = Keeping(redis_server.url, redis=redis)
@@ -276,17 +284,6 @@ async def test_a_server_is_trusted_if_the_ca_file_vouches_for_it(
             assert keeping.is_redis_up() == is_trusted
             await keeping.close()
     assert redis_server.num_records() == (1, 1)
-
-
-def certify(folder: Path, name: str) -> Path:
-    """A certificate of 127.0.0.1 that signs itself; its key lies beside it."""
-    certificate = folder / f"{name}.pem"
-    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    files = ["-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate)]
-    command = ["openssl", "req", "-x509", "-days", "1", *kind, *subject, *files]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate
 
 
 async def test_who_does_not_lead_writes_nothing(

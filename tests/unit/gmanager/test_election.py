@@ -125,6 +125,13 @@ async def test_without_redis_somebody_answers_whom_workers_can_report_to(bench: 
     assert bench.election.planning_term is None
 
 
+async def test_a_stand_in_to_whom_nobody_reported_begins_from_redis(bench: Bench) -> None:
+    await bench.step(None)
+    assert bench.map_size == (0, 0)
+    await bench.step(MINE, after_s=1.0)
+    assert bench.map_size == (1, 1)
+
+
 async def test_a_term_that_workers_heard_of_is_claimed_anew(bench: Bench) -> None:
     await bench.step(MINE)
     bench.election.learn_term(Term(9))
