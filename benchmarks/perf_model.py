@@ -2,7 +2,7 @@
 
 The worker measures the model's constants at start, and refines them from its own steps. Here the
 engine decodes at a few (batch, context) points, of which the model learns as a worker does, and
-then at a grid of others, which the model has to predict.
+between them at a grid of others, which the model has to predict.
 """
 
 import argparse
@@ -101,8 +101,12 @@ def measure(options: argparse.Namespace, report: Report) -> Result:
     start = step_constants(measure_compute(core.model, core.kernels, core.storage))
     with running(EngineRig(config, core)) as rig:
         decode(rig, Point(1, 256))  # warm up
-        learnt = [decode(rig, point) for point in LEARNT]
-        measured = [decode(rig, point) for point in points]
+        order = [*LEARNT, *points]
+        # Mixed, so that a machine that slows down meanwhile does so for both.
+        random.Random(0).shuffle(order)
+        decoded = {point: decode(rig, point) for point in order}
+    learnt = [decoded[point] for point in LEARNT]
+    measured = [decoded[point] for point in points]
     return Result(learnt, measured, start, _learn(start, learnt))
 
 
