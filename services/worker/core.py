@@ -13,8 +13,9 @@ from kernels.interface import Kernels
 from services.common.errors import ConfigError
 from services.worker.config import Config
 from services.worker.engine.attention import ChannelPool, RemoteAttention
+from services.worker.engine.limits import SchedulerConfig
 from services.worker.engine.runner import Runner
-from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.storage import KvShape, KvStorage

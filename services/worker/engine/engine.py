@@ -138,7 +138,7 @@ class Engine:
 
         def lose(scheduler: Scheduler) -> int:
             self._channels.drop(inst_id)
-            return scheduler.lose_parts(inst_id, self._clock(), move_ids)
+            return scheduler.placement.lose_parts(inst_id, move_ids)
 
         return self.call(lose)
 
@@ -173,7 +173,7 @@ class Engine:
         except PartLost as error:
             logger.warning("recomputing what was lent: %s", error)
             self._channels.drop(error.inst_id)
-            self._scheduler.lose_parts(error.inst_id, self._clock())
+            self._scheduler.placement.lose_parts(error.inst_id)
             return []
         except Exception as error:
             logger.exception("step failed; its requests end with an error")
@@ -228,7 +228,7 @@ class Engine:
             running_tokens=sum(seq.num_computed for seq in running),
             generated_tokens=last.generated_tokens + sum(len(o.token_ids) for o in outputs),
             preemptions=last.preemptions + plan.num_preempted,
-            recomputed=self._scheduler.num_recomputed,
+            recomputed=self._scheduler.placement.num_recomputed,
             recomputed_tokens=self._scheduler.num_recomputed_tokens,
             cache_asked_tokens=counts.asked_tokens,
             cache_hit_tokens=counts.hit_tokens,

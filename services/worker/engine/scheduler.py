@@ -8,12 +8,12 @@ in rank, and in the end let the sequence that cannot go on give way. The highest
 claim on memory, so at least one sequence always progresses. Called by the engine once per step.
 """
 
-from bisect import insort
-
 from services.common.errors import Overloaded
 from services.common.ids import ReqId
+from services.worker.engine.admission import Admission
 from services.worker.engine.limits import SchedulerConfig
-from services.worker.engine.placement import Placement, rank
+from services.worker.engine.placement import Placement
+from services.worker.engine.roster import Roster
 from services.worker.engine.sequence import (
     FinishReason,
     Request,
@@ -24,20 +24,32 @@ from services.worker.engine.sequence import (
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_hash import BlockHash
 
-__all__ = ["Scheduler", "SchedulerConfig"]
 
-
-class Scheduler(Placement):
+class Scheduler:
     """Decides, step by step, who runs and who gives way."""
 
     def __init__(self, config: SchedulerConfig, blocks: SequenceBlocks) -> None:
-        super().__init__(config, blocks)
+        self.config = config
+        self.blocks = blocks
         self.num_recomputed_tokens = 0
         """Of sequences that lost a part; since the start."""
+        self._roster = Roster(blocks)
+        self._admission = Admission(config, self._roster)
+        self.placement = Placement(config, self._roster)
+        """What the rManager does with the blocks between two steps."""
         self._num_arrived = 0
         self._recallable_blocks = 0
 
     # -- arrivals and departures ------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The highest in rank first, as in `waiting`."""
+        return self._roster.running
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self._roster.waiting
 
     def add(self, request: Request, now_s: float) -> None:
         """Queue a request; Overloaded when the queue is full."""
@@ -45,15 +57,18 @@ class Scheduler(Placement):
             raise Overloaded(f"{len(self.waiting)} requests are waiting already")
         self._num_arrived += 1
         sequence = Sequence.of(request, self._num_arrived, self.config.block_size, now_s)
-        insort(self.waiting, sequence, key=rank)
+        self._roster.add(sequence)
 
     def abort(self, req_id: ReqId, now_s: float) -> bool:
         """Forget the request and free everything it holds; False if it is not here (any more)."""
         sequence = self.find(req_id)
         if sequence is None:
             return False
-        self._drop(sequence, now_s)
+        self._roster.remove(sequence, now_s)
         return True
+
+    def find(self, req_id: ReqId) -> Sequence | None:
+        return self._roster.find(req_id)
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -62,18 +77,19 @@ class Scheduler(Placement):
     ) -> Schedule:
         """Plan one step. `remote_free_blocks`: what creditors could still lend, as last heard;
         `recallable_blocks`: what is lent to others from here."""
-        plan = Schedule(num_preempted=self._num_made_room)
-        self._num_made_room = 0
+        plan = Schedule(self.config.max_batched_tokens)
+        plan.num_preempted = self._roster.take_num_preempted()  # for recalls
         self._recallable_blocks = recallable_blocks
-        can_lend = remote_free_blocks > 0 and now_s >= self._lend_not_before_s
+        can_lend = remote_free_blocks > 0 and self.placement.may_lend(now_s)
         self.blocks.expire_remote(now_s)
         self._run_running(plan, now_s, can_lend)
+        plan.num_preempted += self._roster.take_num_preempted()
         if plan.num_preempted == 0:
-            self._admit(plan, now_s, remote_free_blocks)
-        self._expire_waiting(plan, now_s)
+            self._admission.admit(plan, now_s, remote_free_blocks)
+        self._admission.expire(plan, now_s)
         if can_lend or recallable_blocks > 0:
             self._relieve(plan, can_lend)
-        missing = self._missing_to_admit(now_s, remote_free_blocks)
+        missing = self._admission.missing_blocks(now_s, remote_free_blocks)
         if missing <= recallable_blocks:  # or it would hurt others and not help
             plan.recall(missing)
         return plan
@@ -98,7 +114,7 @@ class Scheduler(Placement):
         sequence.token_ids.append(token_id)
         reason = sequence.finish_reason_after(token_id)
         if reason is not None:
-            self._drop(sequence, now_s)
+            self._roster.remove(sequence, now_s)
         # A stop token ends the answer and is not part of it.
         tokens = () if reason is FinishReason.STOP else (token_id,)
         return SequenceOutput.of_step(sequence, tokens, reason)
@@ -115,7 +131,7 @@ class Scheduler(Placement):
             if lost_block in filling:
                 sequence.waiting_since_s = now_s  # another computes what both have lost
                 continue
-            wanted = min(len(sequence.next_chunk), self._share(plan, num_behind))
+            wanted = min(len(sequence.next_chunk), plan.share(num_behind))
             if wanted == 0:
                 continue
             num_tokens = self.blocks.grow(sequence, wanted)
@@ -127,21 +143,15 @@ class Scheduler(Placement):
             elif self._is_stalled(sequence, now_s):
                 self._give_way(sequence, plan, now_s)
 
-    def _share(self, plan: Schedule, num_behind: int) -> int:
-        """Tokens that a sequence may take: half the rest while others behind it want some, too.
-
-        So a short prompt behind a long one starts at once, and the long one still goes on.
-        """
-        left = self.config.max_batched_tokens - plan.num_tokens
-        return -(-left // 2) if num_behind else left
+    # -- when memory is short ---------------------------------------------------------------------
 
     def _preempt_for(
         self, sequence: Sequence, plan: Schedule, can_lend: bool, now_s: float
     ) -> bool:
         """Free the lowest in rank for a higher one, if nothing milder is possible."""
-        if any(other.is_moving for other in self.running):
+        if self.placement.is_moving:
             return False
-        if can_lend and self._longest_movable() is not None:
+        if can_lend and self.placement.longest_movable() is not None:
             return False
         starved_s = now_s - sequence.waiting_since_s
         if self._recallable_blocks > 0 and starved_s <= self.config.recall_patience_s:
@@ -149,9 +159,9 @@ class Scheduler(Placement):
         lowest = self.running[-1]
         if lowest is sequence:
             return False
-        self._preempt(lowest, plan, now_s)
-        # Whoever was preempted comes back when somebody has finished: not into the same shortage.
-        self._is_admission_held = True
+        self._roster.preempt(lowest, now_s)
+        self._roster.is_admission_held = True
+        plan.remove(lowest)
         return True
 
     def _is_stalled(self, sequence: Sequence, now_s: float) -> bool:
@@ -166,74 +176,10 @@ class Scheduler(Placement):
         if sequence.num_stalls > self.config.max_stalls:
             error = Overloaded("the cluster has no KV memory left for this request")
             plan.failed.append(SequenceOutput(sequence.req_id, error=error))
-            self._drop(sequence, now_s)
+            self._roster.remove(sequence, now_s)
             return
-        self._preempt(sequence, plan, now_s)
+        self._roster.preempt(sequence, now_s)
         sequence.waiting_since_s = now_s
-
-    # -- admission --------------------------------------------------------------------------------
-
-    def _admit(self, plan: Schedule, now_s: float, remote_free_blocks: int) -> None:
-        """In order of rank, whoever's whole known sequence fits in what can be had.
-
-        One that does not fit lets others pass until its patience ends: memory that is too little
-        for it need not lie idle, and it need not wait for ever.
-        """
-        self._is_admission_held = self._is_admission_held and bool(self.running)
-        for sequence in list(self.waiting):
-            if not self._has_room_for_one_more(plan):
-                return
-            if self.blocks.blocks_to_start(sequence) <= self._available(remote_free_blocks):
-                self._start(sequence, plan, now_s)
-            elif now_s - sequence.waiting_since_s > self.config.patience_s:
-                return
-
-    def _has_room_for_one_more(self, plan: Schedule) -> bool:
-        return (
-            not self._is_admission_held
-            and self.blocks.pool.num_free > 0
-            and len(self.running) < self.config.max_running
-            and plan.num_tokens < self.config.max_batched_tokens
-        )
-
-    def _start(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
-        self.blocks.start(sequence)
-        wanted = min(sequence.num_uncomputed, self._share(plan, len(self.waiting) - 1))
-        num_tokens = self.blocks.grow(sequence, wanted)
-        self.waiting.remove(sequence)
-        sequence.waiting_since_s = now_s
-        insort(self.running, sequence, key=rank)
-        sequence.is_running = True
-        if num_tokens > 0:
-            plan.add(sequence, num_tokens)
-
-    def _available(self, remote_free_blocks: int) -> int:
-        """Blocks that a newcomer may count on."""
-        # One spare block for each running sequence, or the newcomer is preempted at once.
-        spare = self._promised_blocks() + len(self.running)
-        return self.blocks.pool.num_free + remote_free_blocks - spare
-
-    def _missing_to_admit(self, now_s: float, remote_free_blocks: int) -> int:
-        """Blocks that the first in the queue has lacked for longer than its patience."""
-        if not self.waiting or len(self.running) >= self.config.max_running:
-            return 0
-        first = self.waiting[0]
-        if now_s - first.waiting_since_s <= self.config.patience_s:
-            return 0
-        return self.blocks.blocks_to_start(first) - self._available(remote_free_blocks)
-
-    def _promised_blocks(self) -> int:
-        """Blocks that sequences already admitted still need for the tokens they know."""
-        return sum(seq.table.blocks_to_reach(seq.num_tokens + 1) for seq in self.running)
-
-    def _expire_waiting(self, plan: Schedule, now_s: float) -> None:
-        for sequence in list(self.waiting):
-            if now_s - sequence.waiting_since_s > self.config.queue_timeout_s:
-                error = Overloaded("no KV memory became free in time")
-                plan.failed.append(SequenceOutput(sequence.req_id, error=error))
-                self._drop(sequence, now_s)
-
-    # -- lending ----------------------------------------------------------------------------------
 
     def _relieve(self, plan: Schedule, can_lend: bool) -> None:
         """Ask for room before the running sequences run out of it: lend blocks of the longest, or
@@ -243,22 +189,13 @@ class Scheduler(Placement):
             for seq in self.running
         )
         deficit = growth - self.blocks.pool.num_free
-        if deficit <= 0 or any(seq.is_moving for seq in self.running):
+        if deficit <= 0 or self.placement.is_moving:
             return
-        sequence = self._longest_movable() if can_lend else None
+        sequence = self.placement.longest_movable() if can_lend else None
         if sequence is None:
             plan.recall(min(deficit, self._recallable_blocks))
             return
         # What this step writes is not computed yet: only blocks that were full before it may move.
-        order = self.begin_move(sequence.req_id, deficit)
+        order = self.placement.begin_move(sequence.req_id, deficit)
         if order is not None:
             plan.moves.append(order)
-
-    def _drop(self, sequence: Sequence, now_s: float) -> None:
-        self.blocks.give_up(sequence, now_s, keep_remote=True)
-        if sequence.is_running:
-            self.running.remove(sequence)
-            sequence.is_running = False
-            self._is_admission_held = False
-        else:
-            self.waiting.remove(sequence)

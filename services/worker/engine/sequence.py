@@ -223,6 +223,8 @@ class MoveOrder:
 class Schedule:
     """What one step runs, and what it leaves to the rManager."""
 
+    max_tokens: int = 0
+    """The budget of the step."""
     items: list[ScheduledSequence] = field(default_factory=list)
     moves: list[MoveOrder] = field(default_factory=list)
     failed: list[SequenceOutput] = field(default_factory=list)
@@ -231,6 +233,14 @@ class Schedule:
     """Blocks lent to others that are wanted back."""
 
     num_tokens: int = 0
+
+    def share(self, num_behind: int) -> int:
+        """Tokens that a sequence may take: half the rest while others behind it want some, too.
+
+        So a short prompt behind a long one starts at once, and the long one still goes on.
+        """
+        left = self.max_tokens - self.num_tokens
+        return -(-left // 2) if num_behind else left
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         self.items.append(ScheduledSequence(sequence, sequence.next_chunk.start, num_tokens))

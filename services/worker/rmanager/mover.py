@@ -43,7 +43,7 @@ class Mover:
                 moved = await self._move_all(order, destination)
         finally:
             was_refused = moved == 0 and destination is None
-            self._parts.engine.call(lambda s: s.end_move(order, was_refused, loop.time()))
+            self._parts.engine.call(lambda s: s.placement.end_move(order, was_refused, loop.time()))
             self.moved_blocks += moved
             self.failed_moves += moved == 0
         return moved
@@ -96,11 +96,13 @@ class Mover:
             sender.close()
 
     async def _is_current(self, order: MoveOrder) -> bool:
-        return await asyncio.wrap_future(self._parts.engine.call(lambda s: s.is_current(order)))
+        return await asyncio.wrap_future(
+            self._parts.engine.call(lambda s: s.placement.is_current(order))
+        )
 
     def _commit(self, peer: Peer, order: MoveOrder, span: RemoteSpan) -> Awaitable[bool]:
         def commit(scheduler: Scheduler) -> bool:
             self._parts.channels.learn(peer)
-            return scheduler.commit_move(order, span)
+            return scheduler.placement.commit_move(order, span)
 
         return asyncio.wrap_future(self._parts.engine.call(commit))

@@ -118,7 +118,7 @@ class Retriever:
     async def _commit_lent_on(self, peer: Peer, span: RemoteSpan, target: RemoteSpan) -> bool:
         def commit(scheduler: Scheduler) -> bool:
             self._parts.channels.learn(peer)
-            return scheduler.blocks.lend_on(scheduler.running, span, target)
+            return scheduler.placement.lend_on(span, target)
 
         return await self._call(commit)
 
@@ -127,15 +127,13 @@ class Retriever:
     async def _take_back(self, source: Peer, span: RemoteSpan) -> None:
         """Into free blocks, which the youngest requests give up where there are too few."""
         now_s = asyncio.get_running_loop().time()
-        block_ids = await self._call(lambda s: s.make_room(span, now_s))
+        block_ids = await self._call(lambda s: s.placement.make_room(span, now_s))
         if block_ids is None:
             return  # whoever used it gave way
         is_committed = False
         try:
             await self._on_copy_thread(lambda: self._fetch(source, span.move_id, block_ids))
-            is_committed = await self._call(
-                lambda s: s.blocks.take_back(s.running, span, block_ids)
-            )
+            is_committed = await self._call(lambda s: s.placement.take_back(span, block_ids))
             self.taken_back_blocks += span.num_blocks if is_committed else 0
         finally:
             if not is_committed:

@@ -141,7 +141,7 @@ class RManager:
         """Start the move, and return how many blocks it is about."""
         req_id, num_blocks = ReqId(request.req_id), request.num_blocks
         order = await asyncio.wrap_future(
-            self._parts.engine.call(lambda s: s.begin_move(req_id, num_blocks))
+            self._parts.engine.call(lambda s: s.placement.begin_move(req_id, num_blocks))
         )
         if order is None:
             return 0

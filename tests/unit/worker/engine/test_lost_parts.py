@@ -15,7 +15,7 @@ def lending_world(num_blocks: int = 16, budget: int = 64, is_caching: bool = Fal
 
 
 def lend(world: World, req_id: int, num_blocks: int, inst_id: int = CREDITOR) -> None:
-    order = world.scheduler.begin_move(ReqId(req_id), num_blocks)
+    order = world.scheduler.placement.begin_move(ReqId(req_id), num_blocks)
     assert order is not None
     assert world.carry_out(order, inst_id=inst_id)
 
@@ -51,7 +51,7 @@ def test_who_holds_nothing_of_it_costs_nothing() -> None:
     world.step()
     lend(world, 1, 2)
     assert world.lose(ANOTHER) == 0
-    assert world.scheduler.lose_parts(InstId(CREDITOR), world.now_s, [MoveId(99)]) == 0
+    assert world.scheduler.placement.lose_parts(InstId(CREDITOR), [MoveId(99)]) == 0
     assert chunks(world, 1) == [(24, 25)]
 
 
@@ -141,7 +141,7 @@ def test_a_move_under_way_commits_although_an_earlier_part_was_lost() -> None:
     world.add(1, num_prompt=24, max_tokens=6)
     world.step()
     lend(world, 1, 2)
-    order = world.scheduler.begin_move(ReqId(1), 2)
+    order = world.scheduler.placement.begin_move(ReqId(1), 2)
     assert order is not None
     world.lose()
     world.step()
@@ -174,7 +174,7 @@ def test_a_block_that_is_computed_again_only_in_part_does_not_move() -> None:
     lend(world, 1, 3)
     world.lose()
     assert chunks(world, 1) == [(0, 6)]
-    order = world.scheduler.begin_move(ReqId(1), 3)
+    order = world.scheduler.placement.begin_move(ReqId(1), 3)
     assert order is not None
     assert len(order.block_ids) == 1
     assert world.carry_out(order)
@@ -192,8 +192,8 @@ def test_what_several_requests_have_lost_is_computed_once() -> None:
         while not world.tokens_of(req_id):
             world.step()
     lend(world, 1, 4)
-    assert world.scheduler.begin_move(ReqId(2), 4) is None  # there already
-    assert world.scheduler.begin_move(ReqId(3), 4) is None
+    assert world.scheduler.placement.begin_move(ReqId(2), 4) is None  # there already
+    assert world.scheduler.placement.begin_move(ReqId(3), 4) is None
     forget_cached(world)
     assert world.lose() == 3
     world.run()

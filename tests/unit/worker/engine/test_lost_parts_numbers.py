@@ -102,7 +102,7 @@ class Engine:
             sampled = self._runner.run(plan)
         except PartLost as error:
             self._channels.drop(error.inst_id)
-            self.scheduler.lose_parts(error.inst_id, 0.0)
+            self.scheduler.placement.lose_parts(error.inst_id)
             return
         for output in self.scheduler.postprocess(plan, sampled, 0.0):
             assert output.error is None
@@ -111,7 +111,7 @@ class Engine:
             self.answer.prompt_logprobs += [one.chosen for one in output.prompt_logprobs]
 
     def lend(self, inst_id: InstId, num_blocks: int) -> None:
-        order = self.scheduler.begin_move(ReqId(1), num_blocks)
+        order = self.scheduler.placement.begin_move(ReqId(1), num_blocks)
         assert order is not None
         self.commit(order, inst_id)
 
@@ -123,12 +123,12 @@ class Engine:
         span = RemoteSpan(ReqId(1), inst_id, incarnation, move_id, len(order.block_ids))
         creditor.store(move_id, pool[list(order.block_ids)])
         self._channels.learn(Peer(inst_id, incarnation, ""))
-        assert self.scheduler.commit_move(order, span)
-        self.scheduler.end_move(order, was_refused=False, now_s=0.0)
+        assert self.scheduler.placement.commit_move(order, span)
+        self.scheduler.placement.end_move(order, was_refused=False, now_s=0.0)
 
     def lose(self, inst_id: InstId) -> None:
         self.creditors[inst_id].is_lost = True
-        self.scheduler.lose_parts(inst_id, 0.0)
+        self.scheduler.placement.lose_parts(inst_id)
 
     def finish(self) -> Answer:
         while self.scheduler.running:

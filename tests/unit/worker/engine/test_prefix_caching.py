@@ -73,13 +73,13 @@ def test_a_preempted_request_finds_its_own_blocks_again_and_counts_none_of_them(
     world = caching_world()
     world.add(1, num_prompt=12, max_tokens=4)
     world.step()
-    world.scheduler.lose_parts(InstId(2), world.now_s)
+    world.scheduler.placement.lose_parts(InstId(2))
     world.run()
     assert cached_tokens(world, 1) == 0
 
 
 def lend(world: World, req_id: int, num_blocks: int) -> None:
-    order = world.scheduler.begin_move(ReqId(req_id), num_blocks)
+    order = world.scheduler.placement.begin_move(ReqId(req_id), num_blocks)
     assert order is not None
     assert world.carry_out(order)
 
@@ -109,7 +109,7 @@ def test_what_is_lent_already_is_not_copied_again() -> None:
     world.step()
     lend(world, 1, 2)
     held = world.pool.num_free
-    assert world.scheduler.begin_move(ReqId(2), 2) is None
+    assert world.scheduler.placement.begin_move(ReqId(2), 2) is None
     first, second = world.scheduler.running
     assert first.table.remote == second.table.remote
     assert world.pool.num_free == held + 2
@@ -168,7 +168,7 @@ def test_when_creditors_refuse_unused_remote_prefixes_go_back_at_once() -> None:
     other = Request(ReqId(2), tuple(range(200, 230)), 4)
     world.scheduler.add(other, world.now_s)
     world.step()
-    order = world.scheduler.begin_move(ReqId(2), 1)
+    order = world.scheduler.placement.begin_move(ReqId(2), 1)
     assert order is not None
     world.carry_out(order, granted=0)
     world.settle()
@@ -182,7 +182,7 @@ def test_a_lost_creditor_s_prefixes_are_not_found_again() -> None:
     world.step()
     lend(world, 1, 2)
     world.run()
-    world.scheduler.lose_parts(InstId(2), world.now_s)
+    world.scheduler.placement.lose_parts(InstId(2))
     world.pool.free(world.pool.try_allocate(world.pool.num_free) or [])
     world.add(2, num_prompt=14, max_tokens=2)
     world.run()

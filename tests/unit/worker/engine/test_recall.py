@@ -96,7 +96,7 @@ def test_nothing_is_recalled_that_would_not_let_the_waiting_request_in() -> None
 
 def borrowing(world: World, req_id: int = 1, num_blocks: int = 3) -> RemoteSpan:
     """The first blocks of a request lie on a creditor."""
-    order = world.scheduler.begin_move(ReqId(req_id), num_blocks)
+    order = world.scheduler.placement.begin_move(ReqId(req_id), num_blocks)
     assert order is not None
     assert world.carry_out(order)
     return world.scheduler.blocks.remote_spans[-1]
@@ -196,7 +196,9 @@ def test_all_who_share_a_part_have_it_back_and_others_find_it(way: str) -> None:
     world.add(2, num_prompt=17, max_tokens=20)
     world.step()
     span = borrowing(world, num_blocks=4)
-    assert world.scheduler.begin_move(ReqId(2), 4) is None  # uses the same copy from now on
+    assert (
+        world.scheduler.placement.begin_move(ReqId(2), 4) is None
+    )  # uses the same copy from now on
     first, second = world.scheduler.running
     assert first.table.remote == second.table.remote == [span]
     if way == "home":

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from services.common.errors import Overloaded
 from services.common.ids import ReqId
-from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import FinishReason, Request
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
@@ -298,7 +299,7 @@ def test_every_block_is_accounted_for_whatever_happens(
         elif kind == "fail":
             world.fail_step(first)
         elif kind == "plan":
-            order = world.scheduler.begin_move(ReqId(first), second)
+            order = world.scheduler.placement.begin_move(ReqId(first), second)
             world.orders += [order] if order else []
         elif kind == "move" and world.orders:
             granted = min(first, world.remote_free)

@@ -1,7 +1,8 @@
 """A scheduler whose creditors are only counters: whole lives play out in milliseconds."""
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
-from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Request, Schedule, SequenceOutput
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
@@ -75,7 +76,7 @@ class World:
         return plan
 
     def lose(self, inst_id: int = CREDITOR) -> int:
-        num_hurt = self.scheduler.lose_parts(InstId(inst_id), self.now_s)
+        num_hurt = self.scheduler.placement.lose_parts(InstId(inst_id))
         self.settle()
         return num_hurt
 
@@ -102,14 +103,14 @@ class World:
 
     def make_room(self, span: RemoteSpan) -> list[int] | None:
         """The first half of taking a part back; `take_back` is the second, some steps later."""
-        blocks = self.scheduler.make_room(span, self.now_s)
+        blocks = self.scheduler.placement.make_room(span, self.now_s)
         self.reserved += blocks or []
         return blocks
 
     def take_back(self, span: RemoteSpan, blocks: list[int]) -> bool:
         self.reserved = [block for block in self.reserved if block not in blocks]
         self.kv.take_back(span, blocks)
-        is_committed = self.scheduler.blocks.take_back(self.scheduler.running, span, blocks)
+        is_committed = self.scheduler.placement.take_back(span, blocks)
         if not is_committed:
             self.pool.free(blocks)
         self.settle()
@@ -118,7 +119,7 @@ class World:
     def lend_on(self, span: RemoteSpan) -> bool:
         by = self.new_span(span.req_id, span.num_blocks)
         self.kv.lend_on(span, by)
-        is_committed = self.scheduler.blocks.lend_on(self.scheduler.running, span, by)
+        is_committed = self.scheduler.placement.lend_on(span, by)
         if not is_committed:
             del self.lent[by.move_id]
         self.settle()
@@ -133,10 +134,10 @@ class World:
         if count > 0:
             span = self.new_span(order.req_id, count, inst_id)
             self.kv.commit(span, self.kv.copy_out(order.block_ids[:count]))
-            is_committed = self.scheduler.commit_move(order, span)
+            is_committed = self.scheduler.placement.commit_move(order, span)
             if not is_committed:
                 del self.lent[span.move_id]
-        self.scheduler.end_move(order, count == 0, self.now_s)
+        self.scheduler.placement.end_move(order, count == 0, self.now_s)
         return is_committed
 
     def carry_out_all(self) -> None:

@@ -25,7 +25,8 @@ from services.worker.distattention.transfer import BlockFetcher, BlockSender
 from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine, MemoryElsewhere
-from services.worker.engine.scheduler import Scheduler, SchedulerConfig
+from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Request, Schedule
 from services.worker.engine.sequence_blocks import SequenceBlocks
 from services.worker.kvcache.block_pool import BlockPool
