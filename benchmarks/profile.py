@@ -33,6 +33,7 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
     (runner, "_tokens", "metadata"),
     (RemoteAttention, "begin", "attention"),
     (NativeDecoder, "logits", "lm_head"),
+    (NativeDecoder, "likeliest", "sampling"),
     (runner, "sample", "sampling"),
     (Engine, "_publish", "hand-over"),
 )

@@ -81,6 +81,10 @@ class Decoder(Protocol):
         """[rows, vocab_size] float32 of hidden [rows, hidden_size]; overwritten by the next."""
         ...
 
+    def likeliest(self, logits: Tensor) -> list[int]:
+        """The token of the greatest logit of each row of `logits`, the first of equals."""
+        ...
+
 
 class DecoderBuilder(Protocol):
     def add_layer(self, weights: LayerWeights) -> None:

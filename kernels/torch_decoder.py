@@ -80,6 +80,9 @@ class TorchDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         return _multiply(_normalize(hidden, self._norm, self._shape.rms_norm_eps), self._head)
 
+    def likeliest(self, logits: Tensor) -> list[int]:
+        return logits.argmax(-1).tolist()
+
 
 class _Layer:
     def __init__(

@@ -128,4 +128,9 @@ void illm_compute_logits(ThreadPool* threads, const float* norm, float eps, cons
                          const float* hidden, int num_rows, float* logits) {
   compute_logits(*threads, norm, eps, *head, hidden, num_rows, logits);
 }
+
+void illm_find_likeliest(ThreadPool* threads, const float* rows, int num_rows, int size,
+                         int64_t* out) {
+  find_likeliest(*threads, rows, num_rows, size, out);
+}
 }

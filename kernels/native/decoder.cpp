@@ -173,4 +173,28 @@ void compute_logits(ThreadPool& threads, const float* norm, float eps, const Mat
   });
 }
 
+void find_likeliest(ThreadPool& threads, const float* rows, int num_rows, int size, int64_t* out) {
+  threads.run(num_rows, [&](int64_t row) {
+    const float* x = rows + row * size;
+    Vec top = splat(-INFINITY);
+    IntVec at{}, index{};
+    for (int i = 0; i < kLanes; ++i) index[i] = i;
+    int i = 0;
+    for (; i + kLanes <= size; i += kLanes, index += kLanes) {
+      const Vec v = load(x + i);
+      const IntVec is_greater = v > top;
+      top = is_greater ? v : top;
+      at = is_greater ? index : at;
+    }
+    float greatest = -INFINITY;
+    int64_t found = 0;
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (top[lane] > greatest || (top[lane] == greatest && at[lane] < found))
+        greatest = top[lane], found = at[lane];
+    for (; i < size; ++i)
+      if (x[i] > greatest) greatest = x[i], found = i;
+    out[row] = found;
+  });
+}
+
 }  // namespace illm

@@ -45,4 +45,7 @@ void run_layers(ThreadPool& threads, const Layer* layers, int num_layers, Step& 
 void compute_logits(ThreadPool& threads, const float* norm, float eps, const Matrix& head,
                     const float* hidden, int num_rows, float* out);
 
+// The index of the greatest of each row's `size` numbers, the first of equals; NaNs are passed over.
+void find_likeliest(ThreadPool& threads, const float* rows, int num_rows, int size, int64_t* out);
+
 }  // namespace illm

@@ -161,6 +161,15 @@ class NativeDecoder:
         )
         return self._logits[:num_rows]
 
+    def likeliest(self, logits: Tensor) -> list[int]:
+        num_rows, vocab_size = logits.shape
+        check_tensor("logits", logits, torch.float32)
+        found = torch.empty(num_rows, dtype=torch.int64)
+        self._kernels.library.find_likeliest(
+            self._kernels.threads, logits.data_ptr(), num_rows, vocab_size, found.data_ptr()
+        )
+        return found.tolist()
+
 
 @dataclass(frozen=True, slots=True)
 class _Room:

@@ -93,6 +93,7 @@ class Library:
     end_layer: Callable[..., None]
     run_layers: Callable[..., None]
     compute_logits: Callable[..., None]
+    find_likeliest: Callable[..., None]
     finalize: Callable[..., None]
     check_step: Callable[..., bytes | None]
     micro_attention: Callable[..., bytes | None]
@@ -119,6 +120,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         None,
         (c_void_p, c_void_p, c_float, POINTER(Matrix), c_void_p, c_int, c_void_p),
     ),
+    "find_likeliest": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "finalize": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
     "micro_attention": (
         c_char_p,

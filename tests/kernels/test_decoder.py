@@ -186,6 +186,19 @@ def test_the_head_equals_torch(native: NativeKernels, dtype: torch.dtype, num_ro
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("vocab_size", [1, 5, 16, 37, 101])
+def test_the_likeliest_token_is_the_first_of_the_greatest(
+    native: NativeKernels, vocab_size: int
+) -> None:
+    logits = random(9, vocab_size, seed=4).round(decimals=1)  # so that there are equals
+    logits[0, :] = -torch.inf
+    logits[1, -1] = torch.inf
+    expected = plain(torch.float32).likeliest(logits)
+    assert compiled(native, torch.float32).likeliest(logits) == expected
+    logits[1, 0] = torch.nan
+    assert compiled(native, torch.float32).likeliest(logits[1:2]) == [vocab_size - 1]
+
+
 @DTYPES
 def test_neither_other_rows_nor_threads_change_a_bit(
     native: NativeKernels, cache_dir: Path, dtype: torch.dtype

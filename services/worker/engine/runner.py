@@ -41,7 +41,8 @@ class Runner:
         _keep_prompt_logprobs(plan.items, logits[len(sampling) :])
         if not sampling:
             return {}
-        tokens = sample(logits[: len(sampling)], sampling)
+        rows = logits[: len(sampling)]
+        tokens = sample(rows, self._model.likeliest(rows), sampling)
         return {seq.req_id: token for seq, token in zip(sampling, tokens, strict=True)}
 
 

@@ -47,3 +47,7 @@ class LlamaFamilyModel:
         if tokens.logits_rows.numel() == 0:
             return hidden.new_empty(0, self.config.vocab_size)
         return self._parts.decoder.logits(hidden[tokens.logits_rows])
+
+    def likeliest(self, logits: Tensor) -> list[int]:
+        """The token of the greatest logit of each row."""
+        return self._parts.decoder.likeliest(logits)

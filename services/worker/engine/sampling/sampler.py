@@ -17,12 +17,13 @@ from services.worker.engine.sampling.logprobs import logprobs_of
 from services.worker.engine.sequence import Sequence
 
 
-def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
+def sample(logits: torch.Tensor, likeliest: Seq[int], sequences: Seq[Sequence]) -> list[int]:
     """The next token of each sequence; row i of `logits` [rows, vocab] is of `sequences[i]`.
 
-    Leaves `logits` as they are, and log probabilities with the sequences that want them.
+    `likeliest` are the tokens of the rows' greatest logits. Leaves `logits` as they are, and log
+    probabilities with the sequences that want them.
     """
-    tokens = _likeliest(logits)
+    tokens = list(likeliest)
     if all(sequence.request.sampling.is_plain for sequence in sequences):
         return tokens
     busy = [
@@ -34,13 +35,6 @@ def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
         rows = _rows(logits, busy).cpu().numpy()
         _set(tokens, busy, _choose(rows, [sequences[row] for row in busy]))
     _keep_logprobs(logits, sequences, tokens)
-    return tokens
-
-
-def _likeliest(logits: torch.Tensor) -> list[int]:
-    """On a CPU through numpy, whose argmax is many times as fast as torch's."""
-    found = logits.numpy() if logits.device.type == "cpu" else logits
-    tokens: list[int] = found.argmax(-1).tolist()
     return tokens
 
 

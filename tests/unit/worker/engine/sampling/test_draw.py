@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from services.common.sampling import SamplingParams
 from services.worker.engine.sampling import draw as draw_module
 from services.worker.engine.sampling.draw import draw, weights_of
-from services.worker.engine.sampling.sampler import sample
 from tests.unit.worker.engine.sampling import oracle
-from tests.unit.worker.engine.sampling.builders import sequence_of, sequences_of
+from tests.unit.worker.engine.sampling.builders import next_tokens, sequence_of, sequences_of
 
 
 def logits_of(probabilities: list[float]) -> torch.Tensor:
@@ -97,10 +96,10 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 50)
     mine: dict[str, Any] = {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5}
-    alone = [sample(logits[:1], [sequence])[0] for sequence in sequences_of(20, **mine)]
+    alone = [next_tokens(logits[:1], [sequence])[0] for sequence in sequences_of(20, **mine)]
     others = [sequence_of(temperature=0.7, seed=5, top_p=0.5), sequence_of()]
     together = [
-        sample(logits[[1, 0, 2]], [others[0], sequence, others[1]])[1]
+        next_tokens(logits[[1, 0, 2]], [others[0], sequence, others[1]])[1]
         for sequence in sequences_of(20, **mine)
     ]
     assert alone == together
@@ -114,11 +113,11 @@ def test_rounding_does_not_swap_what_is_drawn() -> None:
     for trifle in (1e-6, -1e-6):
         logits = torch.zeros(200, 50)
         logits[:, ::2] += trifle
-        drawn.append(sample(logits, sequences))
+        drawn.append(next_tokens(logits, sequences))
     assert drawn[0] == drawn[1]
 
 
 def test_another_seed_gives_other_tokens() -> None:
     logits = torch.zeros(20, 1000)
-    tokens = sample(logits, [sequence_of(temperature=1.0, seed=seed) for seed in range(20)])
+    tokens = next_tokens(logits, [sequence_of(temperature=1.0, seed=seed) for seed in range(20)])
     assert len(set(tokens)) > 15
