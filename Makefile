@@ -21,7 +21,7 @@ STUBS := protos/infinite_llm/v1/types_pb2.py
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint type test soak run demo status bench clean
+.PHONY: help setup protos lint type test soak chaos run demo status bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: $(STUBS) ## all tests; ARGS="-k merge" passes options to pytest
 
 soak: $(STUBS) ## half an hour of random use; one JSON object at the end; ARGS="--minutes 5 --seed 7"
 	@$(PY) -m tests.soak $(ARGS)
+
+chaos: $(STUBS) ## five minutes of random faults under 20 streams; one JSON object; ARGS="--minutes 1 --seed 7"
+	@$(PY) -m tests.chaos $(ARGS)
 
 run: $(STUBS) ## a cluster on this machine until Ctrl-C; MODEL= INSTANCES= KV_BLOCKS= PORT=
 	@$(PY) -m services.local up --model $(MODEL) --instances $(INSTANCES) --kv-blocks $(KV_BLOCKS) --port $(PORT) $(ARGS)

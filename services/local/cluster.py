@@ -13,7 +13,7 @@ from pathlib import Path
 from services.common.addresses import free_ports
 from services.common.errors import InfiniteLLMError, Unavailable
 from services.local.map_reader import ClusterView, MapReader
-from services.local.plan import HOST, ClusterSpec, Ports, plan_stages
+from services.local.plan import HOST, ClusterSpec, Ports, ProcessSpec, plan_stages
 from services.local.probe import is_ready
 from services.local.process import ManagedProcess
 from services.local.progress import Progress
@@ -28,16 +28,24 @@ DESCRIPTION_FILE = "cluster.json"
 
 
 class LocalCluster:
-    """Owns the processes. `folder` must exist; it receives logs and sockets."""
+    """Owns the processes. `folder` must exist; it receives logs and sockets.
+
+    `place` may put each planned process elsewhere, for example into a network of its own.
+    """
 
     def __init__(
-        self, spec: ClusterSpec, folder: Path, redis_server: str, environ: Mapping[str, str]
+        self,
+        spec: ClusterSpec,
+        folder: Path,
+        redis_server: str,
+        environ: Mapping[str, str],
+        place: Callable[[ProcessSpec], ProcessSpec] = lambda process: process,
     ) -> None:
         self.spec = spec
         self.folder = folder
         self.ports = _choose_ports(spec)
         self._stages = [
-            [ManagedProcess(process, folder, environ) for process in stage]
+            [ManagedProcess(place(process), folder, environ) for process in stage]
             for stage in plan_stages(spec, self.ports, folder, redis_server)
         ]
         self.processes = {process.spec.name: process for stage in self._stages for process in stage}

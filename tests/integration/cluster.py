@@ -6,16 +6,17 @@
 
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 
+from services.common.addresses import split_host_port
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
 from services.local.cluster import LocalCluster
 from services.local.map_reader import ClusterView, is_idle
-from services.local.plan import HOST, ClusterSpec
+from services.local.plan import ClusterSpec, ProcessSpec, worker_name
 from services.local.preflight import find_redis_server
 from services.local.progress import Progress
 
@@ -45,11 +46,13 @@ def make_spec(num_instances: int, num_blocks: int = NUM_BLOCKS) -> ClusterSpec:
 
 
 @asynccontextmanager
-async def running_cluster(spec: ClusterSpec) -> AsyncIterator[LocalCluster]:
+async def running_cluster(
+    spec: ClusterSpec, place: Callable[[ProcessSpec], ProcessSpec] = lambda process: process
+) -> AsyncIterator[LocalCluster]:
     """Started and stopped around the block. Its folder is short: it holds Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="infinite-llm-test-") as folder:
         redis_server = find_redis_server(os.environ)
-        cluster = LocalCluster(spec, Path(folder), redis_server, os.environ)
+        cluster = LocalCluster(spec, Path(folder), redis_server, os.environ, place)
         await cluster.start(Progress(print))
         try:
             yield cluster
@@ -59,18 +62,34 @@ async def running_cluster(spec: ClusterSpec) -> AsyncIterator[LocalCluster]:
 
 async def assert_no_leak(cluster: LocalCluster) -> None:
     """Every pool is full again, nothing is lent or borrowed, and the map has no rows."""
-    num_instances = cluster.spec.num_instances
+    view = await wait_idle(cluster)
+    assert is_whole(cluster, view) and is_idle(view), describe(view)
 
-    def is_whole(view: ClusterView) -> bool:
-        return len(view.instances) == num_instances and is_idle(view)
 
-    view = await cluster.wait_view(is_whole, RELEASE_DEADLINE_S)
-    assert is_whole(view), describe(view)
+async def leaked_blocks(cluster: LocalCluster) -> int:
+    """Blocks that do not become free although nothing runs; all of an instance that is gone."""
+    view = await wait_idle(cluster)
+    if not (is_whole(cluster, view) and is_idle(view)):
+        print(describe(view))
+    num_blocks = cluster.spec.num_instances * cluster.spec.num_blocks
+    return num_blocks - sum(instance.load.free_blocks for instance in view.instances)
+
+
+async def wait_idle(cluster: LocalCluster) -> ClusterView:
+    """The view once nothing runs any more, or as it is when it should have been so long ago."""
+    return await cluster.wait_view(
+        lambda view: is_whole(cluster, view) and is_idle(view), RELEASE_DEADLINE_S
+    )
+
+
+def is_whole(cluster: LocalCluster, view: ClusterView) -> bool:
+    return len(view.instances) == cluster.spec.num_instances
 
 
 async def worker_metric(cluster: LocalCluster, inst_id: int, name: str) -> float:
     """What one worker says of `infinite_llm_worker_<name>` now."""
-    url = f"http://{HOST}:{cluster.ports.worker_metrics[inst_id]}/metrics"
+    host, _ = split_host_port(cluster.processes[worker_name(inst_id)].spec.address)
+    url = f"http://{host}:{cluster.ports.worker_metrics[inst_id]}/metrics"
     async with httpx.AsyncClient(trust_env=False) as http:
         lines = (await http.get(url)).text.splitlines()
     start = f"infinite_llm_worker_{name} "

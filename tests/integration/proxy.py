@@ -1,4 +1,4 @@
-"""A relay on loopback that slows or encrypts what passes through it."""
+"""A relay on loopback that slows, holds back or encrypts what passes through it."""
 
 import asyncio
 import ssl
@@ -14,14 +14,21 @@ Connect = Callable[[], Awaitable[Streams]]
 
 @dataclass
 class Relay:
-    """`delay_s` is what every piece of an answer takes longer."""
+    """`delay_s` is what every piece of an answer takes longer; nothing gets through unless
+    `passing` is set, and nobody is told."""
 
     address: str = ""
     delay_s: float = 0.0
+    passing: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self, connect: Connect, outer: Streams) -> None:
-        inner = await connect()
+        await self.passing.wait()
+        try:
+            inner = await connect()
+        except OSError:
+            outer[1].close()
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass(outer[0], inner[1], is_slow=False))
@@ -37,6 +44,7 @@ class Relay:
     ) -> None:
         while data := await reader.read(2**16):
             await asyncio.sleep(self.delay_s if is_slow else 0.0)
+            await self.passing.wait()
             writer.write(data)
             await writer.drain()
         raise ConnectionError("one end has closed: close the other")
@@ -45,6 +53,7 @@ class Relay:
 @asynccontextmanager
 async def relaying(connect: Connect, tls: ssl.SSLContext | None = None) -> AsyncIterator[Relay]:
     relay = Relay()
+    relay.passing.set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(relay.serve(connect, (reader, writer)))

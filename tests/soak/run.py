@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 
 import grpc
@@ -13,9 +13,9 @@ from services.common.errors import InfiniteLLMError
 from services.common.ids import new_req_id
 from services.common.rpc import error_from_rpc
 from services.local.cluster import LocalCluster
-from services.local.map_reader import ClusterView
 from services.local.plan import HOST
-from tests.integration.cluster import RELEASE_DEADLINE_S
+from tests.integration.cluster import leaked_blocks
+from tests.soak.command import Tally
 from tests.soak.scenarios import Scenario, checked_scenarios, random_scenario
 
 NUM_CHECKED = 12
@@ -25,10 +25,7 @@ HANG_S = 180.0
 
 
 @dataclass(slots=True)
-class Tally:
-    """The soak's result; the last three must be 0."""
-
-    seed: int
+class SoakTally(Tally):
     requests: int = 0
     tokens: int = 0
     aborted: int = 0
@@ -39,13 +36,6 @@ class Tally:
     hangs: int = 0
     leaked_blocks: int = 0
 
-    @property
-    def is_clean(self) -> bool:
-        return self.wrong_tokens == self.hangs == self.leaked_blocks == 0
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 class Soak:
     """Clients that ask, and a meddler that moves blocks, until the time is over."""
@@ -55,9 +45,9 @@ class Soak:
         self._random = Random(seed)
         self._capacity_tokens = cluster.spec.instance_capacity_tokens
         self._expected: dict[Scenario, list[int]] = {}
-        self.tally = Tally(seed)
+        self.tally = SoakTally(seed)
 
-    async def run(self, duration_s: float) -> Tally:
+    async def run(self, duration_s: float) -> SoakTally:
         for scenario in checked_scenarios(self._random, NUM_CHECKED, self._capacity_tokens):
             self._expected[scenario] = await self._ask(scenario, 0)
         before = self._rss_mb()
@@ -67,7 +57,7 @@ class Soak:
                 tasks.create_task(self._client(end_s))
             tasks.create_task(self._meddle(end_s))
         self.tally.rss_growth_mb = round(self._rss_mb() - before, 1)
-        self.tally.leaked_blocks = await self._leaked_blocks()
+        self.tally.leaked_blocks = await leaked_blocks(self._cluster)
         return self.tally
 
     async def _client(self, end_s: float) -> None:
@@ -137,13 +127,6 @@ class Soak:
                 stub: worker_pb2_grpc.RManagerAsyncStub = worker_pb2_grpc.RManagerStub(channel)
                 answer = await stub.MoveKvCache(request, timeout=10)
             self.tally.forced_moves += answer.accepted
-
-    async def _leaked_blocks(self) -> int:
-        def missing(view: ClusterView) -> int:
-            return sum(i.info.num_blocks - i.load.free_blocks for i in view.instances)
-
-        view = await self._cluster.wait_view(lambda v: missing(v) == 0, RELEASE_DEADLINE_S)
-        return missing(view)
 
     def _rss_mb(self) -> float:
         """Of the workers together."""

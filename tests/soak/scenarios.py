@@ -1,4 +1,4 @@
-"""What the soak sends: random requests from one seed, so that a run can be repeated. Pure."""
+"""What soak and chaos send: random requests from one seed, so that a run can be repeated. Pure."""
 
 from dataclasses import dataclass
 from random import Random
@@ -20,16 +20,18 @@ class Scenario:
     abort_after: int | None = None
 
 
-def checked_scenarios(random: Random, count: int, capacity_tokens: int) -> list[Scenario]:
-    """Requests whose tokens are known beforehand; some share their beginning, some outgrow one
-    instance of `capacity_tokens`."""
+def checked_scenarios(
+    random: Random, count: int, capacity_tokens: int, max_tokens: tuple[int, int] = (4, 16)
+) -> list[Scenario]:
+    """Requests whose tokens are known beforehand, between the two `max_tokens` long; some share
+    their beginning, some outgrow one instance of `capacity_tokens`."""
     beginning = _words(random, 48)
     lengths = [random.choice((5, 40, 90, 200)) for _ in range(count - 2)]
     lengths += [capacity_tokens + 60, capacity_tokens + 150]
     return [
         Scenario(
             (*(beginning if index % 2 else ()), *_words(random, length)),
-            random.randint(4, 16),
+            random.randint(*max_tokens),
             _sampling(random),
         )
         for index, length in enumerate(lengths)
