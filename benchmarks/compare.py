@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.command import new_parser, run
 from benchmarks.peers.environment import LLAMACPP, VLLM, Peer, PeerUnavailable, ensure
 from benchmarks.peers.task import Task
+from benchmarks.plots import Series, grouped_bars
 from benchmarks.report import Report
 from benchmarks.workload import Figures, Workload
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> None:
     parser, report = new_parser("compare", __doc__), Report()
     # Ours, too, in the type that is fastest where the peers are run.
     parser.set_defaults(dtype="bfloat16", kv_dtype="bfloat16")
+    parser.add_argument("--plot", type=Path, help="where to draw the rates (SVG)")
     options = parser.parse_args(arguments)
     cache_dir = default_cache_dir(os.environ)
     workload = Workload.quick() if options.quick else Workload()
@@ -52,6 +54,8 @@ def main(arguments: list[str]) -> None:
             )
     report.machine(options.threads)
     _show(runs, report)
+    if options.plot:
+        _plot(runs, options.plot)
     report.last_line(ratios(runs, ours["step_over_weight_read_at_batch_1"]))
 
 
@@ -158,6 +162,22 @@ def _show(runs: Runs, report: Report) -> None:
         "Prefill, tokens/s",
         ("engine", *(f"{num_tokens} tokens" for num_tokens in workload.prefill_tokens)),
         rows(_prefill),
+    )
+
+
+def _plot(runs: Runs, path: Path) -> None:
+    ran = {name: figures for name, figures in runs.items() if figures}
+
+    def panel(of: RatesOf, unit: str) -> tuple[list[str], Series]:
+        labels = [f"{key}{unit}" for key in of(next(iter(ran.values())))]
+        return labels, {name: list(of(figures).values()) for name, figures in ran.items()}
+
+    grouped_bars(
+        path,
+        {
+            "Decode, tokens/s by batch": panel(_decode, ""),
+            "Prefill, tokens/s by prompt": panel(_prefill, " tokens"),
+        },
     )
 
 
