@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import REGISTRY
@@ -17,9 +18,12 @@ from services.worker.config import Config
 from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
+from services.worker.distattention.link import Borrowing
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.distattention.transport.opening import Transport
+from services.worker.distattention.transport.tls import TlsFiles
 from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine, MemoryElsewhere
@@ -134,25 +138,35 @@ def _data_plane(config: Config, core: Core) -> _DataPlane:
     lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
     me = Peer(InstId(config.inst_id), new_incarnation(), config.advertise_data_address)
     serving = Serving(me, geometry, lender, core.storage.pool, core.kernels, metrics.creditor)
+    transport = _transport(config)
     try:
-        creditor = CreditorServer(config.data_address, serving)
+        creditor = CreditorServer(config.data_address, serving, transport)
     except ConfigError as error:
         raise ConfigError(f"INFINITE_LLM_DATA_ADDRESS: {error.message}") from error
     if not me.data_address:
         me = replace(me, data_address=creditor.address)
 
-    def open_channel(peer: Peer) -> CreditorChannel:
-        rows, deadline_s = config.max_batched_tokens, config.attention_deadline_s
-        return CreditorChannel(me, peer, geometry, rows, deadline_s, metrics.debtor)
+    deadline_s = config.attention_deadline_s
+    borrowing = Borrowing(me, geometry, transport, deadline_s, metrics.debtor)
+    return _DataPlane(
+        creditor,
+        LinkParts(core.storage, lender, replace(borrowing, metrics=None)),
+        lambda peer: CreditorChannel(borrowing, peer, config.max_batched_tokens),
+        partial(BlockSender, borrowing),
+        partial(BlockFetcher, borrowing),
+    )
 
-    def open_sender(peer: Peer) -> BlockSender:
-        return BlockSender(me, peer, geometry, config.attention_deadline_s, metrics.debtor)
 
-    def open_fetcher(peer: Peer) -> BlockFetcher:
-        return BlockFetcher(me, peer, geometry, config.attention_deadline_s, metrics.debtor)
-
-    link = LinkParts(core.storage, lender, me, geometry)
-    return _DataPlane(creditor, link, open_channel, open_sender, open_fetcher)
+def _transport(config: Config) -> Transport:
+    if not config.data_tls_certificate:
+        return Transport()
+    paths = (config.data_tls_certificate, config.data_tls_key, config.data_tls_ca)
+    tls = TlsFiles(*map(Path, paths))
+    try:
+        tls.check()
+    except ConfigError as error:
+        raise ConfigError(f"INFINITE_LLM_DATA_TLS_*: {error.message}") from error
+    return Transport(tls)
 
 
 def _instance_info(

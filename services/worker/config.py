@@ -19,6 +19,11 @@ class Config:
     data_address: str = "tcp:127.0.0.1:7101"
     advertise_data_address: str = ""
     """Where others reach `data_address`; empty means the same."""
+    data_tls_certificate: str = ""
+    """PEM files for data addresses "tls:host:port", read anew for each connection: who we are, the
+    key to that, and the authority that vouches for all others. Set all three or none."""
+    data_tls_key: str = ""
+    data_tls_ca: str = ""
     gmanager_address: str = "127.0.0.1:7000"
     """Of the gManager, or of all of them, separated by commas."""
     model_name: str = ""
@@ -77,6 +82,10 @@ class Config:
         _require(0 <= self.lend_keep_free < self.num_blocks, "lend_keep_free", "below NUM_BLOCKS")
         _require(0 <= self.max_lent_share <= 1, "max_lent_share", "from 0 to 1")
         _require(bool(self.model), "model", "the name of a model")
+        tls = [getattr(self, name) for name in _TLS_FILES]
+        for name in _TLS_FILES:
+            is_together = bool(getattr(self, name)) == any(tls)
+            _require(is_together, name, "set together with the other DATA_TLS_ settings")
         for name in ("listen_address", "data_address"):
             advertised = f"advertise_{name.removeprefix('listen_')}"
             is_reachable = bool(getattr(self, advertised)) or not _is_wildcard(getattr(self, name))
@@ -87,6 +96,7 @@ class Config:
         return int(self.max_lent_share * self.num_blocks)
 
 
+_TLS_FILES = ("data_tls_certificate", "data_tls_key", "data_tls_ca")
 _AT_LEAST_ONE = ("num_blocks", "num_threads", "max_batched_tokens", "max_running", "max_waiting")
 _ABOVE_ZERO = (
     "lease_s",
@@ -101,7 +111,7 @@ def _is_wildcard(address: str) -> bool:
     """Peers that were told to connect there would connect to themselves."""
     if address.startswith("unix:"):
         return False
-    host = address.removeprefix("tcp:").rpartition(":")[0]
+    host = address.removeprefix("tcp:").removeprefix("tls:").rpartition(":")[0]
     return host in ("0.0.0.0", "::", "[::]", "")
 
 

@@ -15,6 +15,7 @@ from kernels import AttentionPartial, Kernels, PagedRows, StepKv
 from protos.infinite_llm.v1 import types_pb2
 from services.common.ids import new_move_id, new_req_id
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
+from services.worker.distattention.link import Borrowing
 from services.worker.distattention.transfer import BlockSender
 from services.worker.distattention.wire import Geometry
 from services.worker.kvcache.lender import Lender
@@ -25,7 +26,6 @@ from services.worker.models.llama import LlamaFamilyModel, PackedTokens
 _BATCHES = (1, 8, 32)
 _CONTEXT_TOKENS = 2048
 _NUM_BLOCK_COPIES = 8
-_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,15 @@ class LinkParts:
 
     storage: KvStorage
     lender: Lender
-    me: Peer
-    geometry: Geometry
+    borrowing: Borrowing
+
+    @property
+    def me(self) -> Peer:
+        return self.borrowing.me
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.borrowing.geometry
 
 
 def measure_compute(
@@ -60,7 +67,7 @@ def measure_link(parts: LinkParts, perf: types_pb2.PerfConstants) -> None:
     if parts.lender.reserve(owner, req_id, move_id, num_blocks) is None:
         return  # so small that it will never lend
     try:
-        sender = BlockSender(parts.me, parts.me, parts.geometry, _DEADLINE_S)
+        sender = BlockSender(parts.borrowing, parts.me)
         blocks = [parts.storage.block(block_id) for block_id in range(num_blocks)]
         started = time.perf_counter()
         sender.send_blocks(move_id, blocks)
@@ -103,7 +110,7 @@ def _attention_s_per_token(model: LlamaFamilyModel, kernels: Kernels, storage: K
 
 
 def _round_trip_s(parts: LinkParts, part: RemotePart) -> float:
-    channel = CreditorChannel(parts.me, parts.me, parts.geometry, 1, _DEADLINE_S)
+    channel = CreditorChannel(parts.borrowing, parts.me, 1)
     query = torch.zeros(1, parts.geometry.num_heads, parts.geometry.head_dim)
 
     def all_layers() -> None:

@@ -6,12 +6,12 @@ to the owner and ends the connection.
 
 import logging
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from isal.isal_zlib import crc32
 
 from kernels.interface import Kernels
 from kernels.partial import AttentionPartial, PagedRows
@@ -20,7 +20,7 @@ from services.common.ids import MoveId
 from services.worker.distattention.lender_protocol import Lender
 from services.worker.distattention.memory import PartialBuffer, QueryBuffer, tensor_bytes
 from services.worker.distattention.metrics import SideMetrics
-from services.worker.distattention.stream import Stream
+from services.worker.distattention.transport.interface import NotTrusted, Stream
 from services.worker.distattention.wire import (
     MAX_ERROR_TEXT_BYTES,
     ErrorCode,
@@ -77,6 +77,9 @@ class Connection:
         """Serves until the peer hangs up, an error, or `shutdown`."""
         try:
             self._serve()
+        except NotTrusted as error:
+            self._serving.metrics.record_failure()
+            _log.warning("refused the data plane's peer: %s", error)
         except OSError as error:
             _log.debug("connection ended: %s", error)
         except WireError as error:
@@ -202,7 +205,7 @@ class _Session:
         try:
             block = self._block(block_id)
             self._stream.receive_into(block)
-            is_intact = zlib.crc32(block) == head.detail
+            is_intact = crc32(block) == head.detail
         finally:
             self._serving.lender.end_receive(move_id, head.item, is_intact)
         if not is_intact:
@@ -220,7 +223,7 @@ class _Session:
             raise WireError(ErrorCode.BAD_MESSAGE, f"move {move_id} has no block {head.item}")
         with self._in_use([part]):
             block = self._block(part.block_ids[head.item])
-            self._stream.send(Head(Kind.BLOCK, head.item, zlib.crc32(block), move_id), block)
+            self._stream.send(Head(Kind.BLOCK, head.item, crc32(block), move_id), block)
         self._serving.metrics.record_blocks(1, block_bytes, time.perf_counter() - started)
 
     def _block(self, block_id: int) -> memoryview:

@@ -4,14 +4,11 @@ Started by the worker's server; answers beside the instance's own step, which go
 """
 
 import logging
-import socket
 import threading
-from contextlib import suppress
 
-from services.worker.distattention.address import bound_address, close_listener, listen, tune
 from services.worker.distattention.connection import Connection, Serving
-from services.worker.distattention.stream import Stream
-from services.worker.distattention.wire import ErrorCode, Head, Kind
+from services.worker.distattention.transport.interface import Stream
+from services.worker.distattention.transport.opening import Transport
 
 __all__ = ["CreditorServer", "Serving"]
 
@@ -25,11 +22,13 @@ _log = logging.getLogger(__name__)
 class CreditorServer:
     """Owns the listener and the connections' threads. `start` once."""
 
-    def __init__(self, address: str, serving: Serving, max_connections: int = 256) -> None:
+    def __init__(
+        self, address: str, serving: Serving, transport: Transport, max_connections: int = 256
+    ) -> None:
         """Listens at once, so that `address` can be told to others before `start`."""
         self._serving = serving
         self._max_connections = max_connections
-        self._listener = listen(address)
+        self._listener = transport.listen(address, _MESSAGE_TIMEOUT_S)
         self._is_stopping = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
@@ -38,7 +37,7 @@ class CreditorServer:
     @property
     def address(self) -> str:
         """Where others connect; the real port where port 0 was asked for."""
-        return bound_address(self._listener)
+        return self._listener.address
 
     @property
     def num_connections(self) -> int:
@@ -53,12 +52,10 @@ class CreditorServer:
         if self._is_stopping.is_set():
             return
         self._is_stopping.set()
-        with suppress(OSError):
-            # Wakes the thread in accept(); closing alone does not.
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.stop()
         if self._acceptor.ident is not None:
             self._acceptor.join()
-        close_listener(self._listener)
+        self._listener.close()
         with self._lock:
             connections = dict(self._connections)
         for connection in connections:
@@ -69,23 +66,22 @@ class CreditorServer:
     def _accept(self) -> None:
         while not self._is_stopping.is_set():
             try:
-                sock, _ = self._listener.accept()
+                stream = self._listener.accept()
             except OSError as error:
                 if not self._is_stopping.is_set():
                     _log.warning("cannot accept: %s", error)
                     self._is_stopping.wait(_RETRY_ACCEPT_S)
                 continue
             try:
-                self._admit(Stream(tune(sock), _MESSAGE_TIMEOUT_S))
+                self._admit(stream)
             except OSError as error:
                 _log.debug("connection gone before it was admitted: %s", error)
-                sock.close()
+                stream.close()
 
     def _admit(self, stream: Stream) -> None:
         if self.num_connections >= self._max_connections:
             _log.warning("refused a connection beyond %d", self._max_connections)
-            stream.send(Head(Kind.ERROR, ErrorCode.BUSY), b"too many connections")
-            stream.close()
+            stream.close()  # saying why could keep this thread from accepting others
             return
         connection = Connection(self._serving, stream)
         thread = threading.Thread(target=self._run, args=(connection,), name="creditor-connection")

@@ -15,12 +15,10 @@ import torch
 
 from kernels.partial import AttentionPartial
 from services.common.errors import InternalError
-from services.worker.distattention.link import PeerLink
+from services.worker.distattention.link import Borrowing, PeerLink
 from services.worker.distattention.memory import PartialBuffer, tensor_bytes
-from services.worker.distattention.metrics import SideMetrics
 from services.worker.distattention.wire import (
     ErrorCode,
-    Geometry,
     Head,
     Kind,
     Peer,
@@ -39,24 +37,16 @@ class CreditorChannel:
     from then on. Misuse by the engine is InternalError and sends nothing.
     """
 
-    def __init__(
-        self,
-        me: Peer,
-        creditor: Peer,
-        geometry: Geometry,
-        max_rows: int,
-        deadline_s: float,
-        metrics: SideMetrics | None = None,
-    ) -> None:
-        self._geometry = geometry
+    def __init__(self, borrowing: Borrowing, creditor: Peer, max_rows: int) -> None:
+        self._geometry = borrowing.geometry
         self._max_rows = max_rows
-        self._metrics = metrics
-        self._buffer = PartialBuffer(geometry, max_rows)
+        self._metrics = borrowing.metrics
+        self._buffer = PartialBuffer(borrowing.geometry, max_rows)
         self._partial, self._partial_bytes = self._buffer.view(0)
         self._num_rows = 0
         self._step = 0
         self._pending_layer: int | None = None
-        self._link = PeerLink(me, creditor, geometry, max_rows, deadline_s, metrics)
+        self._link = PeerLink(borrowing, creditor, max_rows)
 
     def begin_step(self, parts: Sequence[RemotePart]) -> None:
         """Tells the creditor which parts the rows of this step read: rows of parts[0] first."""

@@ -1,12 +1,13 @@
 """The owner's end of one connection to one other instance. Under `debtor` and `transfer`."""
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from services.common.errors import PartLost
-from services.worker.distattention.address import connect
 from services.worker.distattention.metrics import SideMetrics
-from services.worker.distattention.stream import Stream
+from services.worker.distattention.transport.interface import Stream
+from services.worker.distattention.transport.opening import Transport
 from services.worker.distattention.wire import (
     ErrorCode,
     Geometry,
@@ -18,27 +19,33 @@ from services.worker.distattention.wire import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Borrowing:
+    """What all connections of one owner have in common."""
+
+    me: Peer
+    geometry: Geometry
+    transport: Transport
+    deadline_s: float
+    """For every wait on the other end."""
+    metrics: SideMetrics | None = None
+
+
 class PeerLink:
     """Connects and greets; then a scope (`with link: ...`) in which every failure of the
     connection becomes PartLost and closes it for good. A closed link raises on entry."""
 
-    def __init__(
-        self,
-        me: Peer,
-        peer: Peer,
-        geometry: Geometry,
-        max_rows: int,
-        deadline_s: float,
-        metrics: SideMetrics | None,
-    ) -> None:
+    def __init__(self, borrowing: Borrowing, peer: Peer, max_rows: int) -> None:
+        """`max_rows`: the most rows of a query; 0 for block copies only."""
         self._peer = peer
-        self._metrics = metrics
+        self._metrics = borrowing.metrics
         self._stream: Stream | None = None
+        me, geometry = borrowing.me, borrowing.geometry
         hello = Hello(
             me.inst_id, me.incarnation, peer.inst_id, peer.incarnation, geometry, max_rows
         )
         try:
-            self._stream = Stream(connect(peer.data_address, deadline_s), deadline_s)
+            self._stream = borrowing.transport.connect(peer.data_address, borrowing.deadline_s)
         except OSError as error:
             raise self._lost(error) from error
         with self:

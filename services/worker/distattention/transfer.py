@@ -5,15 +5,15 @@ the block that is meant for it. It counts as copied once whoever received it has
 """
 
 import time
-import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from isal.isal_zlib import crc32
+
 from services.common.errors import InternalError
 from services.common.ids import MoveId
-from services.worker.distattention.link import PeerLink
-from services.worker.distattention.metrics import SideMetrics
-from services.worker.distattention.wire import ErrorCode, Geometry, Head, Kind, Peer, WireError
+from services.worker.distattention.link import Borrowing, PeerLink
+from services.worker.distattention.wire import ErrorCode, Head, Kind, Peer, WireError
 
 # Enough to keep the line busy while the other end verifies; what has no payload (acknowledgements,
 # and requests to fetch) always fits the sockets' buffers in such numbers, so that neither end waits
@@ -24,17 +24,10 @@ _WINDOW_BLOCKS = 4
 class _BlockLink:
     """One connection, opened by the constructor. Every failure is PartLost, and closes it."""
 
-    def __init__(
-        self,
-        me: Peer,
-        creditor: Peer,
-        geometry: Geometry,
-        deadline_s: float,
-        metrics: SideMetrics | None = None,
-    ) -> None:
-        self._block_bytes = geometry.block_bytes
-        self._metrics = metrics
-        self._link = PeerLink(me, creditor, geometry, 0, deadline_s, metrics)
+    def __init__(self, borrowing: Borrowing, creditor: Peer) -> None:
+        self._block_bytes = borrowing.geometry.block_bytes
+        self._metrics = borrowing.metrics
+        self._link = PeerLink(borrowing, creditor, 0)
 
     def close(self) -> None:
         self._link.close()
@@ -79,7 +72,7 @@ class BlockSender(_BlockLink):
     def _send(self, move_id: MoveId, index: int, block: memoryview) -> None:
         self._check_size(block)
         with self._link as link:
-            link.send(Head(Kind.COPY, index, zlib.crc32(block), move_id), block.cast("B"))
+            link.send(Head(Kind.COPY, index, crc32(block), move_id), block.cast("B"))
 
     def _await_ack(self, move_id: MoveId, index: int) -> None:
         with self._link as link:
@@ -115,6 +108,6 @@ class BlockFetcher(_BlockLink):
             text = f"answer {head} to the request for move {move_id} block {index}"
             raise WireError(ErrorCode.BAD_MESSAGE, text)
         self._link.receive_into(block.cast("B"))
-        if zlib.crc32(block) != head.detail:
+        if crc32(block) != head.detail:
             text = f"move {move_id} block {index} does not match its checksum"
             raise WireError(ErrorCode.BAD_CHECKSUM, text)

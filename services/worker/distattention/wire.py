@@ -57,7 +57,6 @@ class ErrorCode(IntEnum):
     MISMATCH = 3
     PART_LOST = 4
     BAD_CHECKSUM = 5
-    BUSY = 6
 
 
 class WireError(InfiniteLLMError):

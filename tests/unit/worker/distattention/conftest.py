@@ -16,9 +16,11 @@ def socket_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["unix", "tcp", "tls"])
 def address(request: pytest.FixtureRequest, socket_folder: Path) -> str:
-    return f"unix:{socket_folder}/data" if request.param == "unix" else "tcp:127.0.0.1:0"
+    """Of each transport in turn: what is asked of one is asked of all."""
+    where = f"{socket_folder}/data" if request.param == "unix" else "127.0.0.1:0"
+    return f"{request.param}:{where}"
 
 
 @pytest.fixture

@@ -1,27 +1,38 @@
 """A creditor small enough for tests: its lender, its pool, and a hand-driven owner."""
 
 import socket
+import ssl
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
+from typing import cast
 
 import torch
+import trustme
 from prometheus_client import CollectorRegistry
 
+from benchmarks.certificates import issue
 from kernels.partial import AttentionPartial, PagedRows
 from kernels.reference import ReferenceKernels
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId, MoveId
-from services.worker.distattention.address import bound_address, close_listener, connect, listen
 from services.worker.distattention.connection import Serving
 from services.worker.distattention.creditor import CreditorServer
 from services.worker.distattention.debtor import CreditorChannel
+from services.worker.distattention.link import Borrowing
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
-from services.worker.distattention.stream import Stream
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.distattention.transport.interface import Stream
+from services.worker.distattention.transport.opening import Transport
+from services.worker.distattention.transport.socket_stream import SocketStream
+from services.worker.distattention.transport.tls import TlsFiles
 from services.worker.distattention.wire import (
     HEAD_BYTES,
     Geometry,
@@ -36,6 +47,28 @@ NUM_HEADS = 6
 MAX_ROWS = 512
 DEADLINE_S = 10.0
 MOVE = MoveId(77)
+
+
+@cache
+def certificates() -> tuple[tempfile.TemporaryDirectory[str], TlsFiles]:
+    """Of a cluster made up for the tests, and the folder, which lives as long as they run."""
+    folder = tempfile.TemporaryDirectory(prefix="dp-tls-")
+    return folder, issue(trustme.CA(), Path(folder.name))
+
+
+def transport_for(address: str) -> Transport:
+    return Transport(certificates()[1] if address.startswith("tls:") else None)
+
+
+def borrowing_from(
+    creditor: Peer, me: Peer, geometry: Geometry, deadline_s: float = DEADLINE_S
+) -> Borrowing:
+    return Borrowing(me, geometry, transport_for(creditor.data_address), deadline_s)
+
+
+def socket_of(stream: Stream) -> socket.socket:
+    """For saying what no stream would."""
+    return cast(SocketStream, stream)._sock
 
 
 def move_of(req_id: int) -> MoveId:
@@ -144,18 +177,22 @@ class Creditor:
             ReferenceKernels(),
             self.metrics.creditor,
         )
-        self.server = CreditorServer(address, serving, max_connections)
+        self.server = CreditorServer(address, serving, transport_for(address), max_connections)
         self.peer = Peer(InstId(2), Incarnation(2002), self.server.address)
         self.server.start()
 
     def channel(self, me: Peer, creditor: Peer | None = None) -> CreditorChannel:
-        return CreditorChannel(me, creditor or self.peer, self.geometry, MAX_ROWS, DEADLINE_S)
+        return CreditorChannel(self._borrowing(me), creditor or self.peer, MAX_ROWS)
 
     def sender(self, me: Peer) -> BlockSender:
-        return BlockSender(me, self.peer, self.geometry, DEADLINE_S, self.metrics.debtor)
+        return BlockSender(self._borrowing(me), self.peer)
 
     def fetcher(self, me: Peer) -> BlockFetcher:
-        return BlockFetcher(me, self.peer, self.geometry, DEADLINE_S, self.metrics.debtor)
+        return BlockFetcher(self._borrowing(me), self.peer)
+
+    def _borrowing(self, me: Peer) -> Borrowing:
+        plain = borrowing_from(self.peer, me, self.geometry)
+        return replace(plain, metrics=self.metrics.debtor)
 
     def count(self, name: str, side: str) -> float | None:
         return self.registry.get_sample_value(f"infinite_llm_{name}_total", {"side": side})
@@ -165,8 +202,9 @@ class RawOwner:
     """An owner that may say anything."""
 
     def __init__(self, creditor: Creditor, is_greeting: bool = True) -> None:
-        self.sock = connect(creditor.peer.data_address, DEADLINE_S)
-        self.stream = Stream(self.sock, DEADLINE_S)
+        address = creditor.peer.data_address
+        self.stream = transport_for(address).connect(address, DEADLINE_S)
+        self.sock = socket_of(self.stream)
         if is_greeting:
             self.say(Head(Kind.HELLO), greeting(creditor))
             assert self.stream.receive_head().kind is Kind.WELCOME
@@ -179,15 +217,14 @@ class RawOwner:
         head = self.stream.receive_head()
         assert head.kind is Kind.ERROR
         text = self.stream.receive_bytes(head.payload_bytes).decode()
-        self.sock.shutdown(socket.SHUT_WR)
-        assert self.sock.recv(1) == b""
-        self.sock.close()
+        self.hang_up()
         return head.item, text
 
     def hang_up(self) -> None:
         """Ends in the middle of whatever was said, and waits until the creditor has noticed."""
-        self.sock.shutdown(socket.SHUT_WR)
-        assert self.sock.recv(1) == b""
+        socket.socket.shutdown(self.sock, socket.SHUT_WR)
+        with suppress(ssl.SSLError):  # TLS complains about it
+            assert self.sock.recv(1) == b""
         self.sock.close()
 
 
@@ -210,27 +247,34 @@ def message(head: Head, payload: bytes = b"") -> bytes:
 def take(sock: socket.socket, num_messages: int) -> None:
     """Reads whole messages and forgets them."""
     for _ in range(num_messages):
-        head = Head.unpack(sock.recv(HEAD_BYTES, socket.MSG_WAITALL))
-        sock.recv(head.payload_bytes, socket.MSG_WAITALL)
+        head = Head.unpack(_take_bytes(sock, HEAD_BYTES))
+        _take_bytes(sock, head.payload_bytes)
+
+
+def _take_bytes(sock: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        data += sock.recv(num_bytes - len(data))
+    return data
 
 
 class ScriptedCreditor:
     """Welcomes one owner, then does what the script says with the connection."""
 
     def __init__(self, address: str, script: Callable[[socket.socket], None]) -> None:
-        self._listener = listen(address)
-        self.peer = Peer(InstId(2), Incarnation(2002), bound_address(self._listener))
+        self._listener = transport_for(address).listen(address, DEADLINE_S)
+        self.peer = Peer(InstId(2), Incarnation(2002), self._listener.address)
         self._script = script
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
-        sock, _ = self._listener.accept()
-        with sock:
+        with socket_of(self._listener.accept()) as sock:
             take(sock, 1)
             sock.sendall(message(Head(Kind.WELCOME)))
-            self._script(sock)
+            with suppress(ConnectionError, ssl.SSLError):  # the owner may hang up before the end
+                self._script(sock)
 
     def join(self) -> None:
         self._thread.join()
-        close_listener(self._listener)
+        self._listener.close()

@@ -11,11 +11,12 @@ import pytest
 
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId, ReqId
-from services.worker.distattention.address import bound_address, close_listener, listen
 from services.worker.distattention.connection import MAX_ROWS
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
+from services.worker.distattention.link import Borrowing
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.distattention.transport.opening import Transport
 from services.worker.distattention.wire import ErrorCode, Head, Kind, KvDtype, pack_parts
 from tests.unit.worker.distattention.pieces import (
     DEADLINE_S,
@@ -25,6 +26,7 @@ from tests.unit.worker.distattention.pieces import (
     RawOwner,
     ScriptedCreditor,
     assert_same,
+    borrowing_from,
     computed,
     greeting,
     message,
@@ -32,12 +34,17 @@ from tests.unit.worker.distattention.pieces import (
     new_query,
     owner_peer,
     take,
+    transport_for,
 )
 
 ME = owner_peer()
 PARTS = [RemotePart(ReqId(1), (MOVE,), 2)]
 GEOMETRY = geometry_of(new_pool(), NUM_HEADS)
 BLOCK = memoryview(bytes(GEOMETRY.block_bytes))
+
+
+def borrowing(creditor: Peer, deadline_s: float = DEADLINE_S) -> Borrowing:
+    return borrowing_from(creditor, ME, GEOMETRY, deadline_s)
 
 
 def still_serves(creditor: Creditor) -> None:
@@ -70,13 +77,13 @@ def test_another_incarnation_is_not_served(creditor: Creditor) -> None:
 def test_another_geometry_is_not_served(creditor: Creditor, change: dict[str, Any]) -> None:
     other = dataclasses.replace(GEOMETRY, **change)
     with pytest.raises(PartLost, match="MISMATCH: geometry"):
-        BlockSender(ME, creditor.peer, other, DEADLINE_S)
+        BlockSender(borrowing_from(creditor.peer, ME, other), creditor.peer)
     still_serves(creditor)
 
 
 def test_more_rows_than_the_creditor_takes_are_refused_at_once(creditor: Creditor) -> None:
     with pytest.raises(PartLost, match=f"takes {MAX_ROWS} rows"):
-        CreditorChannel(ME, creditor.peer, GEOMETRY, MAX_ROWS + 1, DEADLINE_S)
+        CreditorChannel(borrowing(creditor.peer), creditor.peer, MAX_ROWS + 1)
 
 
 def plan(num_rows: int) -> bytes:
@@ -192,7 +199,7 @@ def test_a_creditor_that_answers_wrong_is_lost(
         sock.sendall(said)
 
     creditor = ScriptedCreditor(address, script)
-    channel = CreditorChannel(ME, creditor.peer, GEOMETRY, 8, DEADLINE_S)
+    channel = CreditorChannel(borrowing(creditor.peer), creditor.peer, 8)
     with pytest.raises(PartLost, match=f"instance 2: .*{text}"):
         channel.begin_step(PARTS)
         channel.send_query(0, new_query(2))
@@ -209,7 +216,7 @@ def test_a_wrong_acknowledgement_is_not_taken(address: str) -> None:
         sock.sendall(message(Head(Kind.ACK, 5, 0, MOVE)))
 
     creditor = ScriptedCreditor(address, script)
-    sender = BlockSender(ME, creditor.peer, GEOMETRY, DEADLINE_S)
+    sender = BlockSender(borrowing(creditor.peer), creditor.peer)
     with pytest.raises(PartLost, match="block 5"):
         sender.send_block(MOVE, 0, BLOCK)
     creditor.join()
@@ -232,7 +239,7 @@ def test_a_block_that_comes_back_wrong_is_not_taken(address: str, said: bytes, t
         sock.sendall(said)
 
     creditor = ScriptedCreditor(address, script)
-    fetcher = BlockFetcher(ME, creditor.peer, GEOMETRY, DEADLINE_S)
+    fetcher = BlockFetcher(borrowing(creditor.peer), creditor.peer)
     with pytest.raises(PartLost, match=f"instance 2: .*{text}"):
         fetcher.fetch_blocks(MOVE, [memoryview(bytearray(GEOMETRY.block_bytes))])
     creditor.join()
@@ -242,21 +249,21 @@ def test_a_block_that_comes_back_wrong_is_not_taken(address: str, said: bytes, t
 
 
 def test_nobody_there_is_lost() -> None:
-    listener = listen("tcp:127.0.0.1:0")
-    gone = Peer(InstId(2), Incarnation(2002), bound_address(listener))
-    close_listener(listener)
+    listener = Transport().listen("tcp:127.0.0.1:0", DEADLINE_S)
+    gone = Peer(InstId(2), Incarnation(2002), listener.address)
+    listener.close()
     with pytest.raises(PartLost, match=r"instance 2: .*refused"):
-        CreditorChannel(ME, gone, GEOMETRY, 8, DEADLINE_S)
+        CreditorChannel(borrowing(gone), gone, 8)
 
 
 def test_a_creditor_that_never_greets_is_given_up(address: str) -> None:
-    listener = listen(address)
-    silent = Peer(InstId(2), Incarnation(2002), bound_address(listener))
+    listener = transport_for(address).listen(address, DEADLINE_S)
+    silent = Peer(InstId(2), Incarnation(2002), listener.address)
     started = time.monotonic()
     with pytest.raises(PartLost, match=r"within 0\.2 s"):
-        CreditorChannel(ME, silent, GEOMETRY, 8, 0.2)
+        CreditorChannel(borrowing(silent, 0.2), silent, 8)
     assert time.monotonic() - started < 2
-    close_listener(listener)
+    listener.close()
 
 
 @pytest.fixture
@@ -274,7 +281,7 @@ def wait_for(event: threading.Event) -> None:
 
 
 def test_a_creditor_that_never_answers_is_given_up(hanging: ScriptedCreditor) -> None:
-    channel = CreditorChannel(ME, hanging.peer, GEOMETRY, 8, 0.2)
+    channel = CreditorChannel(borrowing(hanging.peer, 0.2), hanging.peer, 8)
     channel.begin_step(PARTS)
     channel.send_query(0, new_query(2))
     started = time.monotonic()
@@ -284,12 +291,12 @@ def test_a_creditor_that_never_answers_is_given_up(hanging: ScriptedCreditor) ->
 
 
 def test_a_creditor_that_gives_nothing_back_is_given_up(hanging: ScriptedCreditor) -> None:
-    fetcher = BlockFetcher(ME, hanging.peer, GEOMETRY, 0.2)
+    fetcher = BlockFetcher(borrowing(hanging.peer, 0.2), hanging.peer)
     with pytest.raises(PartLost, match=r"within 0\.2 s"):
         fetcher.fetch_blocks(MOVE, [memoryview(bytearray(GEOMETRY.block_bytes))])
 
 
 def test_a_creditor_that_never_reads_is_given_up(hanging: ScriptedCreditor) -> None:
-    sender = BlockSender(ME, hanging.peer, GEOMETRY, 0.2)
+    sender = BlockSender(borrowing(hanging.peer, 0.2), hanging.peer)
     with pytest.raises(PartLost, match=r"within 0\.2 s"):
         sender.send_blocks(MOVE, [BLOCK] * 100)

@@ -1,5 +1,5 @@
 import threading
-import time
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ import torch
 from services.common.errors import InternalError, PartLost
 from services.common.ids import MoveId
 from services.worker.distattention.memory import geometry_of, tensor_bytes
+from services.worker.distattention.transport.socket_stream import SocketStream
 from services.worker.distattention.wire import ErrorCode, Head, Kind
 from tests.unit.worker.distattention.pieces import (
     DEADLINE_S,
@@ -70,18 +71,36 @@ def test_blocks_come_back_bit_for_bit(address: str, dtype: torch.dtype) -> None:
     assert creditor.count("blocks_copied", "creditor") == 7
 
 
-def test_a_block_stays_pinned_until_it_is_sent(creditor: Creditor) -> None:
+def test_a_block_stays_pinned_until_it_is_sent(
+    creditor: Creditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     creditor.lender.lend(ME, 1, [3])
     owner = RawOwner(creditor)
-    # More than the sockets hold, and nobody reads.
-    owner.sock.sendall(message(Head(Kind.FETCH, 0, 0, MOVE)) * 100)
-    end_s = time.monotonic() + DEADLINE_S
-    while creditor.lender.pins[3] != 1:
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-    owner.sock.close()
+    pinned: SimpleQueue[int] = SimpleQueue()
+    send = type(owner.stream).send
+
+    def watched(stream: SocketStream, head: Head, payload: bytes | memoryview = b"") -> None:
+        if head.kind is Kind.BLOCK:
+            pinned.put(creditor.lender.pins[3])
+        send(stream, head, payload)
+        if head.kind is Kind.BLOCK:
+            pinned.put(creditor.lender.pins[3])
+
+    monkeypatch.setattr(type(owner.stream), "send", watched)
+    owner.say(Head(Kind.FETCH, 0, 0, MOVE))
+    assert [pinned.get(timeout=DEADLINE_S) for _ in range(2)] == [1, 1]
     creditor.server.stop()
     assert not creditor.lender.pins.total()
+    owner.sock.close()
+
+
+def test_an_owner_that_fetches_and_never_reads_can_be_cut_off(creditor: Creditor) -> None:
+    creditor.lender.lend(ME, 1, [3])
+    owner = RawOwner(creditor)
+    owner.sock.sendall(message(Head(Kind.FETCH, 0, 0, MOVE)) * 100)
+    creditor.server.stop()
+    assert not creditor.lender.pins.total()
+    owner.sock.close()
 
 
 @pytest.mark.parametrize("end", ["released before", "ended since"])

@@ -19,9 +19,11 @@ from services.common.ids import InstId, ReqId, new_incarnation
 from services.common.rpc import new_server
 from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
+from services.worker.distattention.link import Borrowing
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.distattention.transport.opening import Transport
 from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine, MemoryElsewhere
@@ -98,8 +100,9 @@ class Instance:
         serving = Serving(
             self.me, geometry, self.lender, self.storage.pool, ReferenceKernels(), metrics.creditor,
         )  # fmt: skip
-        self.creditor = CreditorServer(self.me.data_address, serving)
-        channels = ChannelPool(lambda p: CreditorChannel(self.me, p, geometry, 16, DEADLINE_S))
+        self.creditor = CreditorServer(self.me.data_address, serving, Transport())
+        borrowing = Borrowing(self.me, geometry, Transport(), DEADLINE_S)
+        channels = ChannelPool(lambda p: CreditorChannel(borrowing, p, 16))
         self.streams = Streams(asyncio.get_running_loop())
         config = SchedulerConfig(BLOCK, 16, 8, stall_timeout_s=1.0, lend_retry_s=0.05)
         scheduler = Scheduler(config, SequenceBlocks(self.pool, 0.0, is_caching=True))
@@ -118,8 +121,8 @@ class Instance:
         )
         parts = TransferParts(
             self.storage, self.engine, channels, self.peers, reserver,
-            lambda p: BlockSender(self.me, p, geometry, DEADLINE_S),
-            lambda p: BlockFetcher(self.me, p, geometry, DEADLINE_S),
+            lambda p: BlockSender(borrowing, p),
+            lambda p: BlockFetcher(borrowing, p),
             self.releaser.release, self.streams.trace_of,
         )  # fmt: skip
         self.info = self._info(perf)

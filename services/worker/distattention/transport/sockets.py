@@ -1,18 +1,13 @@
-"""Addresses of the data plane: "unix:/path" within a host, "tcp:host:port" between hosts.
-
-Called by `link` (connect) and `creditor` (listen). Sockets come back blocking and tuned.
-"""
+"""Sockets for the data plane: bound, connected and tuned. Called by `opening`."""
 
 import os
 import socket
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 
 from services.common.errors import ConfigError
+from services.worker.distattention.transport.address import TcpAddress, UnixAddress
 
-#: `sun_path` holds 108 bytes with its terminating zero.
-_MAX_UNIX_PATH_BYTES = 107
 _UNIX_BUFFER_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 1.0
 
@@ -23,46 +18,19 @@ _KEEPALIVE_COUNT = 3
 _UNACKNOWLEDGED_TIMEOUT_MS = 25_000
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
-    host: str
-    port: int
-
-
-def parse_address(text: str) -> UnixAddress | TcpAddress:
-    """Raises ConfigError where the text is not an address."""
-    scheme, _, rest = text.partition(":")
-    if scheme == "unix" and rest:
-        if len(os.fsencode(rest)) > _MAX_UNIX_PATH_BYTES:
-            raise ConfigError(f"{text!r}: longer than a Unix socket path may be")
-        return UnixAddress(rest)
-    host, _, port = rest.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if scheme == "tcp" and host and port.isascii() and port.isdigit() and int(port) <= 65535:
-        return TcpAddress(host, int(port))
-    raise ConfigError(f'{text!r}: not an address like "unix:/path" or "tcp:host:port"')
-
-
-def listen(text: str) -> socket.socket:
+def listen(address: UnixAddress | TcpAddress) -> socket.socket:
     """Binds and listens. A stale Unix path is removed; one that answers is ConfigError."""
-    address = parse_address(text)
     try:
         if isinstance(address, UnixAddress):
             return _listen_unix(address.path)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         return socket.create_server((address.host, address.port), family=family)
     except OSError as error:
-        raise ConfigError(f"{text!r}: cannot listen: {error}") from error
+        raise ConfigError(f"{address}: cannot listen: {error}") from error
 
 
-def connect(text: str, timeout_s: float) -> socket.socket:
+def connect(address: UnixAddress | TcpAddress, timeout_s: float) -> socket.socket:
     """Raises OSError where nobody answers within `timeout_s`."""
-    address = parse_address(text)
     if isinstance(address, TcpAddress):
         return tune(socket.create_connection((address.host, address.port), timeout=timeout_s))
     return tune(_connect_unix(address.path, timeout_s))
@@ -88,13 +56,13 @@ def tune(sock: socket.socket) -> socket.socket:
     return sock
 
 
-def bound_address(listener: socket.socket) -> str:
-    """The address that others connect to; tells the port where port 0 was asked for."""
+def bound_to(listener: socket.socket) -> str:
+    """The path, or host:port; tells the port where port 0 was asked for."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
-        return f"unix:{name}"
+        return str(name)
     host, port = name[:2]
-    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def close_listener(listener: socket.socket) -> None:

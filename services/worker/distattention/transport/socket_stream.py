@@ -1,4 +1,4 @@
-"""One connected socket that carries whole messages. Used by both ends; one thread at a time.
+"""A stream over one connected socket, Unix or TCP.
 
 Blocking, with the kernel's own timeouts: one system call for a head, one for a payload.
 """
@@ -14,11 +14,9 @@ _TIMEVAL = struct.Struct("@ll")
 _SCRATCH_BYTES = 1 << 16
 
 
-class Stream:
-    """Sends and receives messages. Every failure is an OSError (TimeoutError past `timeout_s`)
-    or a WireError, after which the stream is out of step and must be closed.
-
-    A peer that stalls fails within `timeout_s`, one that trickles within three times that.
+class SocketStream:
+    """A Stream. A peer that stalls fails within `timeout_s`, one that trickles within three times
+    that. Owns the socket.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
@@ -31,7 +29,6 @@ class Stream:
         self._head = memoryview(bytearray(HEAD_BYTES))
 
     def send(self, head: Head, payload: bytes | memoryview = b"") -> None:
-        """`head.payload_bytes` is filled in here."""
         packed = head._replace(payload_bytes=len(payload)).pack()
         total = len(packed) + len(payload)
         started = time.monotonic()
@@ -47,7 +44,6 @@ class Stream:
             raise self._timed_out() from None
 
     def receive_head(self, may_idle: bool = False) -> Head:
-        """Waits for the next message; with `may_idle` for as long as the peer is alive."""
         self._receive(self._head, may_idle)
         return Head.unpack(self._head)
 
@@ -55,28 +51,25 @@ class Stream:
         self._receive(payload, may_idle=False)
 
     def receive_bytes(self, num_bytes: int) -> bytearray:
-        """For small payloads only; the head's bounds keep it so."""
         data = bytearray(num_bytes)
-        self._receive(memoryview(data), may_idle=False)
+        self.receive_into(memoryview(data))
         return data
 
     def drain(self, max_bytes: int) -> None:
-        """Sends no more, and drops what comes until the peer hangs up or the bounds are reached.
-
-        Closing on unread bytes would reset the connection, and with it a last message on its way.
-        """
+        """Closing on unread bytes would reset the connection, and with it a last message on its
+        way."""
         started = time.monotonic()
         scratch = bytearray(_SCRATCH_BYTES)
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
             while max_bytes > 0 and (got := self._sock.recv_into(scratch)) > 0:
                 max_bytes -= got
                 self._check_time(started)
 
     def shutdown(self) -> None:
-        """Ends both directions at once. The only call that another thread may make."""
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            # Not the method of a TLS socket, which would go on without encryption.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()
@@ -91,13 +84,17 @@ class Stream:
                 if may_idle and done == 0:
                     continue
                 raise self._timed_out() from None
-            if got == 0:
-                raise ConnectionResetError("the connection was closed")
-            if done == 0:
-                started = time.monotonic()
-            done += got
-            if done < len(view):
-                self._check_time(started)
+            done, started = self._advance(done, got, len(view), started)
+
+    def _advance(self, done: int, got: int, total: int, started: float) -> tuple[int, float]:
+        """How much is there after `got` more bytes, and when the first of them came."""
+        if got == 0:
+            raise ConnectionResetError("the connection was closed")
+        if done == 0:
+            started = time.monotonic()
+        elif done + got < total:
+            self._check_time(started)
+        return done + got, started
 
     def _check_time(self, started: float) -> None:
         if time.monotonic() - started >= self._timeout_s:
