@@ -7,7 +7,11 @@ from services.common.errors import ConfigError
 from services.worker.config import Config
 
 PLAIN = Config(0, "model")
-TLS: dict[str, Any] = {"data_tls_certificate": "c.pem", "data_tls_key": "k.pem", "data_tls_ca": "ca.pem"}
+TLS: dict[str, Any] = {
+    "data_tls_certificate": "c.pem",
+    "data_tls_key": "k.pem",
+    "data_tls_ca": "ca.pem",
+}
 
 
 @pytest.mark.parametrize("missing", TLS)
