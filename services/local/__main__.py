@@ -49,6 +49,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
         )
         command.add_argument("--max-new-tokens", type=_number, default=48)
+        command.add_argument(
+            "--move-tokens-per-step", type=_number, default=16, help="pace of planned moves"
+        )
         command.add_argument("--otlp-endpoint", default="", help="where traces go, host:port")
     up_command = commands.choices["up"]
     up_command.add_argument("--port", type=_number, default=DEFAULT_PORT, help="HTTP; gRPC is next")
@@ -83,6 +86,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         kv_blocks=arguments.kv_blocks,
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,
+        move_tokens_per_step=arguments.move_tokens_per_step,
         otlp_endpoint=arguments.otlp_endpoint,
         environ=os.environ,
     )

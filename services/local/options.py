@@ -26,6 +26,7 @@ class Options:
     kv_blocks: int
     dtype: str
     max_new_tokens: int
+    move_tokens_per_step: int
     otlp_endpoint: str
     environ: Mapping[str, str]
 
@@ -36,6 +37,8 @@ class Options:
             raise ConfigError("the number of gManagers must be at least 1")
         if self.kv_blocks < 2:
             raise ConfigError("the number of KV blocks must be at least 2")
+        if self.move_tokens_per_step < 1:
+            raise ConfigError("the tokens moved in a step must be at least 1")
 
     async def prepare(self, say: Callable[[str], None]) -> ClusterSpec:
         """Gets the model and the kernels ready; what is there already is used as it is."""
@@ -48,6 +51,7 @@ class Options:
             num_gmanagers=self.gmanagers,
             num_blocks=self.kv_blocks,
             dtype=self.dtype,
+            move_tokens_per_step=self.move_tokens_per_step,
             otlp_endpoint=self.otlp_endpoint,
             num_cores=len(os.sched_getaffinity(0)),
         )

@@ -30,6 +30,7 @@ class ClusterSpec:
     num_blocks: int = 96
     block_size: int = 16
     dtype: str = "float32"
+    move_tokens_per_step: int = 16
     pooling: bool = True
     num_cores: int = 2
     http_port: int = 0
@@ -137,6 +138,7 @@ def _worker(spec: ClusterSpec, ports: Ports, folder: Path, inst_id: int) -> Proc
         "num_blocks": spec.num_blocks,
         "block_size": spec.block_size,
         "dtype": spec.dtype,
+        "move_tokens_per_step": spec.move_tokens_per_step,
         "num_threads": spec.num_threads,
         "metrics_port": ports.worker_metrics[inst_id],
         "drain_timeout_s": WORKER_DRAIN_S,

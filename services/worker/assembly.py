@@ -34,6 +34,7 @@ from services.worker.models.llama import LlamaFamilyModel
 from services.worker.profiling import LinkParts, measure_compute
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.mover import Mover
+from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import Peers
 from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
@@ -93,7 +94,8 @@ def build(config: Config, prepared: Prepared, stop: asyncio.Event) -> Worker:
     reserver = Reserver(me, info.control_address, peers, clients, releaser)
     parts = TransferParts(storage, engine, channels, peers, reserver, plane.open_sender,
                           plane.open_fetcher, releaser.release, streams.trace_of)  # fmt: skip
-    mover, recaller, retriever = Mover(parts), Recaller(me, lender, clients), Retriever(parts)
+    mover = Mover(parts, Pace.of(config.move_tokens_per_step, config.block_size))
+    recaller, retriever = Recaller(me, lender, clients), Retriever(parts)
     rmanager = RManager(
         RManagerParts(me, info, core.pool, lender, engine, peers, clients, mover, reserver,
                       releaser, recaller, retriever, config.pooling)

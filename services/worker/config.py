@@ -52,6 +52,8 @@ class Config:
     """Blocks that are never lent, so that own requests can start."""
     max_lent_share: float = 1.0
     """No more of the blocks are lent at once."""
+    move_tokens_per_step: int = 16
+    """Of planned moves, so that decoding does not slow; urgent ones go as fast as they can."""
     lease_s: float = 10.0
     """How long a reservation or a lent block lives without being used or renewed."""
     attention_deadline_s: float = 5.0
@@ -97,7 +99,14 @@ class Config:
 
 
 _TLS_FILES = ("data_tls_certificate", "data_tls_key", "data_tls_ca")
-_AT_LEAST_ONE = ("num_blocks", "num_threads", "max_batched_tokens", "max_running", "max_waiting")
+_AT_LEAST_ONE = (
+    "num_blocks",
+    "num_threads",
+    "max_batched_tokens",
+    "max_running",
+    "max_waiting",
+    "move_tokens_per_step",
+)
 _ABOVE_ZERO = (
     "lease_s",
     "attention_deadline_s",

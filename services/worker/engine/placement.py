@@ -28,6 +28,15 @@ class Placement:
         return now_s >= self._lend_not_before_s
 
     @property
+    def num_missing_blocks(self) -> int:
+        """What the running sequences will lack before each has filled one block more."""
+        size = self._config.block_size
+        growth = sum(
+            seq.table.blocks_to_reach(seq.num_tokens + size) for seq in self._roster.running
+        )
+        return growth - self._blocks.pool.num_free
+
+    @property
     def is_moving(self) -> bool:
         return any(sequence.is_moving for sequence in self._roster.running)
 

@@ -184,11 +184,7 @@ class Scheduler:
     def _relieve(self, plan: Schedule, can_lend: bool) -> None:
         """Ask for room before the running sequences run out of it: lend blocks of the longest, or
         have back what is lent to others."""
-        growth = sum(
-            seq.table.blocks_to_reach(seq.num_tokens + self.config.block_size)
-            for seq in self.running
-        )
-        deficit = growth - self.blocks.pool.num_free
+        deficit = self.placement.num_missing_blocks
         if deficit <= 0 or self.placement.is_moving:
             return
         sequence = self.placement.longest_movable() if can_lend else None

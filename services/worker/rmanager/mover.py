@@ -1,31 +1,38 @@
 """Moves full blocks to creditors: reserve, copy, acknowledge, commit at a step boundary, free.
 
 Until the commit the source's copy is the truth, so whatever fails before it loses nothing. Orders
-come from the scheduler (memory is short now) and from the gManager (the plan).
+come from the scheduler (memory is short now: as fast as it goes) and from the gManager (the plan:
+at a pace that does not slow decoding).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from services.common.errors import PartLost
-from services.common.ids import MoveId
 from services.worker.distattention.debtor import Peer
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rmanager.block_copy import BlockCopy
+from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import PeerView
 from services.worker.rmanager.transfer_parts import TransferParts
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Mover:
     """Runs one order at a time per sequence; the copies of all share one thread."""
 
-    def __init__(self, parts: TransferParts) -> None:
+    def __init__(self, parts: TransferParts, pace: Pace) -> None:
         self._parts = parts
+        self._pace = pace
+        self._one_planned = asyncio.Lock()
+        """Planned moves share one pace: the next begins when the one before it is over."""
         self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="mover")
         self.moved_blocks = 0
         self.failed_moves = 0
@@ -52,30 +59,37 @@ class Mover:
         await asyncio.to_thread(self._copy_thread.shutdown)
 
     async def _move_all(self, order: MoveOrder, destination: PeerView | None) -> int:
+        if destination is not None:
+            async with self._one_planned:
+                is_moved = await self._move_to(destination, order, order.block_ids, self._pace)
+            return len(order.block_ids) if is_moved else 0
         moved, wanted = 0, len(order.block_ids)
-        find = self._parts.reserver.find_creditors
-        for creditor in [destination] if destination else await find(order.req_id, wanted):
+        for creditor in await self._parts.reserver.find_creditors(order.req_id, wanted):
             rest = order.block_ids[moved:]
-            room = len(rest) if destination else self._parts.peers.lendable(creditor)
-            # The sequence may have given its blocks up: then the order is void.
-            if not rest or not await self._is_current(order):
-                break
-            if room and await self._move_to(creditor, order, rest[:room]):
-                moved += len(rest[:room])
+            taken = rest[: self._parts.peers.lendable(creditor)]
+            if taken and await self._move_to(creditor, order, taken):
+                moved += len(taken)
         return moved
 
     async def _move_to(
-        self, creditor: PeerView, order: MoveOrder, block_ids: Sequence[int]
+        self,
+        creditor: PeerView,
+        order: MoveOrder,
+        block_ids: Sequence[int],
+        pace: Pace | None = None,
     ) -> bool:
+        # The sequence may have given its blocks up: then the order is void.
+        if not await self._is_current(order):
+            return False
         span = await self._parts.reserver.reserve(creditor, order.req_id, len(block_ids))
         if span is None:
             return False
         peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
         is_committed = False
         try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._copy_thread, self._copy, peer, span.move_id, block_ids)
-            is_committed = await self._commit(peer, order, span)
+            copy = BlockCopy(self._parts, peer, span.move_id, block_ids)
+            if await self._copy(copy, order, pace):
+                is_committed = await self._commit(peer, order, span)
         except PartLost as error:
             # A block that was given up while it was copied does not match its checksum: not the
             # creditor's fault.
@@ -87,22 +101,45 @@ class Mover:
                 self._parts.release(span)
         return is_committed
 
-    def _copy(self, peer: Peer, move_id: MoveId, block_ids: Sequence[int]) -> None:
-        """On the copy thread: send the blocks and wait until all are acknowledged."""
-        sender = self._parts.open_sender(peer)
+    async def _copy(self, copy: BlockCopy, order: MoveOrder, pace: Pace | None) -> bool:
+        """False where the order became void meanwhile."""
+        loop = asyncio.get_running_loop()
         try:
-            sender.send_blocks(move_id, (self._parts.storage.block(b) for b in block_ids))
+            while copy.num_left:
+                num_blocks = await self._next_piece(order, pace) if pace else copy.num_left
+                if num_blocks == 0:
+                    return False
+                await loop.run_in_executor(self._copy_thread, copy.send, num_blocks)
+            return True
         finally:
-            sender.close()
+            # Behind whatever is still being sent.
+            self._copy_thread.submit(copy.close)
+
+    async def _next_piece(self, order: MoveOrder, pace: Pace) -> int:
+        """Blocks to copy now, after as many steps as they should wait; 0 once the order is void.
+
+        Where memory became short meanwhile, nothing waits any more.
+        """
+        for _ in range(pace.steps_per_piece):
+            is_current, is_short = await self._call(
+                lambda s: (s.placement.is_current(order), s.placement.num_missing_blocks > 0)
+            )
+            if not is_current:
+                return 0
+            if is_short:
+                return len(order.block_ids)
+        return pace.blocks_per_piece
 
     async def _is_current(self, order: MoveOrder) -> bool:
-        return await asyncio.wrap_future(
-            self._parts.engine.call(lambda s: s.placement.is_current(order))
-        )
+        return await self._call(lambda s: s.placement.is_current(order))
 
     def _commit(self, peer: Peer, order: MoveOrder, span: RemoteSpan) -> Awaitable[bool]:
         def commit(scheduler: Scheduler) -> bool:
             self._parts.channels.learn(peer)
             return scheduler.placement.commit_move(order, span)
 
-        return asyncio.wrap_future(self._parts.engine.call(commit))
+        return self._call(commit)
+
+    def _call(self, function: Callable[[Scheduler], T]) -> Awaitable[T]:
+        """Between two steps."""
+        return asyncio.wrap_future(self._parts.engine.call(function))

@@ -18,6 +18,7 @@ def options(instances: int = 2, kv_blocks: int = 96, gmanagers: int = 1) -> Opti
         kv_blocks=kv_blocks,
         dtype="float32",
         max_new_tokens=1,
+        move_tokens_per_step=16,
         otlp_endpoint="",
         environ=os.environ,
     )

@@ -37,6 +37,7 @@ from services.worker.kvcache.lending import LendingLedger
 from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.mover import Mover
+from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import Peers, PeerView
 from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
@@ -50,6 +51,8 @@ from services.worker.streams import Streams
 BLOCK = 4
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, block_size=BLOCK, head_dim=8, dtype=torch.float32)
 DEADLINE_S = 2.0
+#: Any move in one piece.
+NO_PACE = Pace.of(1000 * BLOCK, BLOCK)
 
 
 class PretendRunner:
@@ -84,6 +87,7 @@ class Instance:
         lease_s: float,
         gmanager_address: str = "127.0.0.1:1",
         perf: types_pb2.PerfConstants | None = None,
+        pace: Pace = NO_PACE,
     ) -> None:
         """By default there is no gManager: the last view is all there is."""
         incarnation = new_incarnation()
@@ -126,7 +130,7 @@ class Instance:
             self.releaser.release, self.streams.trace_of,
         )  # fmt: skip
         self.info = self._info(perf)
-        self.mover, self.retriever = Mover(parts), Retriever(parts)
+        self.mover, self.retriever = Mover(parts, pace), Retriever(parts)
         self.recaller = Recaller(self.me, self.lender, self.clients)
         self.rmanager = RManager(
             RManagerParts(
