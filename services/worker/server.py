@@ -17,6 +17,7 @@ from services.common.telemetry import req_id_context
 from services.worker.drain import Drain
 from services.worker.engine.engine import Engine
 from services.worker.engine.sampling.state import TokenLogprobs
+from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import FinishReason, Request, SequenceOutput
 from services.worker.rmanager.rmanager import RManager
 from services.worker.streams import Streams
@@ -99,7 +100,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def _submit(self, request: Request) -> None:
         if not self._engine.is_alive:
             raise Unavailable("the engine has stopped")
-        await asyncio.wrap_future(self._engine.call(lambda s: s.add(request, time.monotonic())))
+
+        def add(scheduler: Scheduler) -> None:
+            scheduler.add(request, time.monotonic())
+            self._streams.on_added(request.req_id)
+
+        await asyncio.wrap_future(self._engine.call(add))
 
     def _abort(self, req_id: ReqId) -> None:
         self._engine.call(lambda s: s.abort(req_id, time.monotonic()))

@@ -55,6 +55,11 @@ class Streams:
         finally:
             trace_context.detach(token)
 
+    def on_added(self, req_id: ReqId) -> None:
+        """The engine has the request now: what came before was of an earlier one of the same id,
+        whose caller left during a step."""
+        self._loop.call_soon_threadsafe(self._forget_earlier, req_id)
+
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         self._loop.call_soon_threadsafe(self._deliver, outputs)
 
@@ -72,6 +77,11 @@ class Streams:
             queue = self._queues.get(output.req_id)
             if queue is not None:  # its caller may have left
                 queue.put_nowait(output)
+
+    def _forget_earlier(self, req_id: ReqId) -> None:
+        queue = self._queues.get(req_id)
+        while queue is not None and not queue.empty():
+            queue.get_nowait()
 
     def _release_all(self, released: list[RemoteSpan]) -> None:
         for span in released:

@@ -71,8 +71,9 @@ class Placement:
     def end_move(self, order: MoveOrder, was_refused: bool, now_s: float) -> None:
         """The move is over, committed or not."""
         sequence = self._sequence_of(order)
-        if sequence is not None:
-            sequence.moving_from = None
+        if sequence is None:
+            return  # void: whatever came of it says nothing about creditors
+        sequence.moving_from = None
         if was_refused:
             self._lend_not_before_s = now_s + self._config.lend_retry_s
             self._blocks.drop_idle_remote()

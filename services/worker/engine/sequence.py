@@ -52,7 +52,8 @@ class Sequence:
     holes: list[range] = field(default_factory=list)
     """Tokens below `num_computed` whose KV was lost with a creditor, in order."""
     epoch: int = 0
-    """Grows when the blocks are given up, so that a move begun before does not commit after."""
+    """Which of all starts on this instance its blocks are from, 0 while it has none: a move begun
+    before they were given up does not commit after, nor to a later request of the same id."""
     is_running: bool = False
     moving_from: int | None = None
     """While a move is under way: the first block of it that is not committed yet."""

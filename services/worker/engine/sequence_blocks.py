@@ -33,6 +33,7 @@ class SequenceBlocks:
         self._is_caching = is_caching
         self._remote = RemotePrefixes(keep_remote_s if is_caching else 0.0)
         self._released: list[RemoteSpan] = []
+        self._num_started = 0
 
     @property
     def remote_spans(self) -> list[RemoteSpan]:
@@ -58,6 +59,8 @@ class SequenceBlocks:
 
     def start(self, sequence: Sequence) -> None:
         """Hold whatever of the sequence's beginning is computed already, here or on creditors."""
+        self._num_started += 1
+        sequence.epoch = self._num_started
         spans, hashes = self._known_prefix(sequence)
         self._remote.hold(spans)
         sequence.table.attach(spans)
@@ -124,7 +127,7 @@ class SequenceBlocks:
         if not keep_remote:
             self.drop_idle_remote()
         sequence.num_computed, sequence.holes = 0, []
-        sequence.epoch += 1
+        sequence.epoch = 0
         sequence.moving_from = None
 
     # -- lending ----------------------------------------------------------------------------------

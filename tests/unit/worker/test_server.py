@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -18,7 +19,9 @@ from services.common.errors import (
     InvalidRequest,
     Unavailable,
 )
+from services.common.ids import ReqId
 from services.common.rpc import error_from_rpc
+from services.worker.engine.sequence import Schedule
 from tests.unit.worker.rmanager.rig import Instance, eventually
 
 NAN = float("nan")
@@ -153,6 +156,27 @@ async def test_abort_ends_the_stream_and_is_idempotent(instance: Instance) -> No
             await stub.Abort(worker_pb2.AbortRequest(req_id=1), timeout=5)
     assert len(await answer) < 25
     await eventually(lambda: instance.pool.num_free == 8)
+
+
+async def test_what_a_step_brings_for_a_caller_who_left_is_not_given_to_the_next(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, has_begun, may_end = instance.runner.run, threading.Event(), threading.Event()
+
+    def run_held(plan: Schedule) -> dict[ReqId, int]:
+        has_begun.set()
+        assert may_end.wait(10.0)
+        return run(plan)
+
+    monkeypatch.setattr(instance.runner, "run", run_held)
+    left = asyncio.create_task(instance.generate(num_prompt=3, max_tokens=10))
+    await eventually(has_begun.is_set)
+    left.cancel()
+    await eventually(lambda: instance.streams.num_open == 0)
+    answer = asyncio.create_task(instance.generate(num_prompt=3, max_tokens=2))
+    await eventually(lambda: instance.streams.num_open == 1)
+    may_end.set()
+    assert await answer == [7, 7]
 
 
 async def test_a_draining_instance_takes_nothing_new(instance: Instance) -> None:

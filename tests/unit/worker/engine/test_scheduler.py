@@ -164,6 +164,16 @@ def test_a_refused_move_is_not_offered_again_at_once() -> None:
     assert world.scheduler.schedule(refused_s + 1.0, world.remote_free).moves
 
 
+def test_an_order_that_became_void_is_no_refusal() -> None:
+    world = World(num_blocks=4, remote_blocks=8, budget=8)
+    world.add(1, num_prompt=24)
+    while not world.orders:
+        world.step()
+    world.scheduler.abort(ReqId(1), world.now_s)
+    world.carry_out(world.orders.pop(), granted=0)
+    assert world.scheduler.placement.may_lend(world.now_s)
+
+
 def test_a_move_does_not_commit_after_its_sequence_gave_its_blocks_up() -> None:
     world = World(num_blocks=4, remote_blocks=8, budget=8)
     world.add(1, num_prompt=24)
@@ -172,6 +182,25 @@ def test_a_move_does_not_commit_after_its_sequence_gave_its_blocks_up() -> None:
     world.scheduler.abort(ReqId(1), world.now_s)
     assert not world.carry_out(world.orders.pop())
     assert (world.pool.num_free, world.lent) == (4, {})
+
+
+def test_a_move_does_not_commit_to_a_later_request_of_the_same_id() -> None:
+    world = World(num_blocks=16, remote_blocks=8)
+    placement = world.scheduler.placement
+    world.add(1, num_prompt=12, max_tokens=8)
+    world.step()
+    late = placement.begin_move(ReqId(1), 2)
+    assert late is not None
+    world.scheduler.abort(ReqId(1), world.now_s)
+    world.add(1, num_prompt=8, max_tokens=8)
+    world.step()
+    order = placement.begin_move(ReqId(1), 1)
+    assert order is not None
+    assert not world.carry_out(late)
+    assert placement.is_current(order)
+    assert world.scheduler.running[0].is_moving
+    assert world.carry_out(order)
+    world.run()
 
 
 def test_what_cannot_go_on_ends_with_an_error_instead_of_waiting_for_ever() -> None:
