@@ -48,6 +48,7 @@ class PlacementMap:
         """Begins anew with what another process knew. Each instance must confirm it in full."""
         self._instances.clear()
         self._rows.clear()
+        self._lent.clear()
         for instance in cluster.instances:
             self._instances[instance.inst_id] = Instance(instance.info, instance.load, now_s)
             self._rows[instance.inst_id] = {}

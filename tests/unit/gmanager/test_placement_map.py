@@ -138,6 +138,13 @@ def test_a_restored_map_serves_at_once_and_asks_for_confirmation() -> None:
     assert placement_map.apply_heartbeat(make_heartbeat(1, 9), 7.0).full_report
 
 
+def test_a_map_that_begins_anew_lends_nothing_of_the_old_one() -> None:
+    placement_map = registered(1, 2)
+    placement_map.apply_heartbeat(make_heartbeat(2, 1, make_row(7, 2, 4, owner=1), full=True), 0.0)
+    placement_map.restore(Cluster(), 1.0)
+    assert not placement_map.view().lent
+
+
 def test_restoring_leaves_out_rows_without_an_instance() -> None:
     placement_map = PlacementMap()
     placement_map.restore(Cluster(entries=(make_row(7, 1, 3),)), now_s=0.0)
