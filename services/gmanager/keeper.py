@@ -41,6 +41,11 @@ class MapKeeper:
         """How long the map may lack instances that are there, and must not be taken for all."""
         return max(0.0, self._whole_from_s - self.clock())
 
+    def doubt(self) -> None:
+        """This process stood still and heard nobody: they get the time to report again."""
+        self._whole_from_s = self.clock() + self._rebuild_s
+        _log.warning("stood still, waiting for reports")
+
     def register(self, info: InstanceInfo) -> None:
         self._record(self._map.register(info, self.clock()))
         _log.info(
@@ -60,6 +65,8 @@ class MapKeeper:
             _log.info("instance left", extra={"inst_id": inst_id})
 
     def expire(self, timeout_s: float) -> None:
+        if self.whole_in_s > 0:
+            return
         delta = self._map.expire(self.clock(), timeout_s)
         self._record(delta)
         for inst_id in sorted(delta.instances):

@@ -65,6 +65,7 @@ class Planner:
         self._issue_move = issue_move
         self._term = term
         self._under_way = UnderWay(config.cool_down_s)
+        self._last_round_s = keeper.clock()
         self.decisions = DecisionLog()
 
     async def run(self) -> None:
@@ -77,15 +78,23 @@ class Planner:
                 _log.exception("planning round failed")
 
     async def run_once(self) -> None:
-        self._keeper.expire(self._config.instance_timeout_s)
+        self._drop_silent()
         view = self._keeper.view()
         self._metrics.observe(view.instances)
         term = self._term()
-        if not self._config.pooling or term is None:
+        if not self._config.pooling or term is None or self._keeper.whole_in_s > 0:
             return
         async with asyncio.TaskGroup() as group:
             for order in self._plan(view, term):
                 group.create_task(self._issue(order))
+
+    def _drop_silent(self) -> None:
+        """Silence tells of an instance only while we could hear it."""
+        timeout_s, now_s = self._config.instance_timeout_s, self._keeper.clock()
+        if now_s - self._last_round_s > self._config.planning_period_s + timeout_s:
+            self._keeper.doubt()
+        self._last_round_s = now_s
+        self._keeper.expire(timeout_s)
 
     def _plan(self, view: PlacementView, term: Term) -> list[MoveOrder]:
         start_s, now_s = perf_counter(), self._keeper.clock()

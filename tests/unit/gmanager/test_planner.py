@@ -23,6 +23,7 @@ HELD_DOWN = InstanceLoad(
 IDLE = InstanceLoad(free_blocks=100)
 CONFIG = GManagerConfig()
 TERM = Term(5)
+REBUILD_S = 1.0
 ACCEPTED = MoveAnswer(accepted=True, reason="", highest_term=TERM)
 
 
@@ -40,7 +41,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         metrics = GManagerMetrics(self.registry)
-        self.keeper = MapKeeper(PlacementMap(), self.deltas.append, lambda: self.now_s)
+        self.keeper = MapKeeper(PlacementMap(), self.deltas.append, lambda: self.now_s, REBUILD_S)
         self.planner = Planner(
             self.config, self.keeper, metrics, self.issue_move, lambda: self.term
         )
@@ -117,6 +118,21 @@ async def test_silent_instances_are_dropped_before_planning() -> None:
     assert bench.sample("instances") == 0
 
 
+async def test_who_stood_still_drops_nobody_before_all_could_report_again() -> None:
+    bench = Bench()
+    await bench.planner.run_once()
+    bench.now_s = 20.0
+    await bench.planner.run_once()
+    assert len(bench.keeper.instances()) == 2
+    assert bench.keeper.whole_in_s == REBUILD_S  # nobody is shown what may be long untrue,
+    assert len(bench.orders) == 1  # nor is anything planned on it
+    bench.now_s += REBUILD_S
+    bench.keeper.apply_heartbeat(make_heartbeat(2, 2, full=True, load=IDLE))
+    await bench.planner.run_once()
+    assert [instance.inst_id for instance in bench.keeper.instances()] == [2]
+    assert bench.keeper.whole_in_s == 0
+
+
 async def test_without_pooling_nothing_moves_but_the_silent_still_leave() -> None:
     bench = Bench(config=GManagerConfig(pooling=False))
     await bench.planner.run_once()
@@ -147,13 +163,14 @@ async def test_the_cluster_is_measured() -> None:
 
 
 async def test_an_unexpected_error_costs_one_round(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(config=GManagerConfig(planning_period_s=0.001), answer=RuntimeError("bug"))
+    config = GManagerConfig(planning_period_s=0.001, cool_down_s=1.0)
+    bench = Bench(config=config, answer=RuntimeError("bug"))
     task = asyncio.create_task(bench.planner.run())
     async with asyncio.timeout(5.0):
         while "planning round failed" not in caplog.text:
             await asyncio.sleep(0.001)
         bench.answer = ACCEPTED
-        bench.now_s = CONFIG.cool_down_s
+        bench.now_s = config.cool_down_s
         bench.report(2)
         while len(bench.orders) < 2:
             await asyncio.sleep(0.001)
