@@ -123,4 +123,4 @@ class Dispatcher:
             _log.warning("worker failed", extra=detail | {"reason": failed.reason})
             raise
         finally:
-            self._dispatched.remove(req_id)
+            self._dispatched.remove(req_id, instance.inst_id)

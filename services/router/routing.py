@@ -4,6 +4,7 @@ Design: headroom of KV memory first, then the batch. A view is a heartbeat old, 
 what it has sent since (`Dispatched`): otherwise a burst would all go to one instance.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,6 @@ class Instance:
 
 @dataclass(slots=True)
 class _Sent:
-    inst_id: InstId
     num_blocks: int
     at_s: float
 
@@ -49,20 +49,23 @@ class Dispatched:
     """What was sent to each instance and is not in its report yet. Owner: the dispatcher."""
 
     def __init__(self) -> None:
-        self._sent: dict[ReqId, _Sent] = {}
+        #: By instance, since every pick asks for each of them.
+        self._sent = defaultdict[InstId, dict[ReqId, _Sent]](dict)
 
     def add(self, req_id: ReqId, inst_id: InstId, num_blocks: int, now_s: float) -> None:
-        self._sent[req_id] = _Sent(inst_id, num_blocks, now_s)
+        self._sent[inst_id][req_id] = _Sent(num_blocks, now_s)
 
-    def remove(self, req_id: ReqId) -> None:
-        self._sent.pop(req_id, None)
+    def remove(self, req_id: ReqId, inst_id: InstId) -> None:
+        self._sent[inst_id].pop(req_id, None)
+        if not self._sent[inst_id]:
+            del self._sent[inst_id]
 
     def unreported(self, instance: Instance) -> tuple[int, int]:
         """Returns (blocks, requests) sent to the instance since its report."""
         recent = [
             sent.num_blocks
-            for sent in self._sent.values()
-            if sent.inst_id == instance.inst_id and sent.at_s >= instance.reported_at_s
+            for sent in self._sent.get(instance.inst_id, {}).values()
+            if sent.at_s >= instance.reported_at_s
         ]
         return sum(recent), len(recent)
 

@@ -100,7 +100,7 @@ def test_what_is_reported_or_finished_is_not_counted_twice() -> None:
     assert dispatched.unreported(instance(1)) == (12, 2)
     assert dispatched.unreported(instance(2)) == (0, 0)
     assert dispatched.unreported(instance(1, reported_at_s=11.5)) == (7, 1)
-    dispatched.remove(ReqId(2))
+    dispatched.remove(ReqId(2), InstId(1))
     assert dispatched.unreported(instance(1, reported_at_s=11.5)) == (0, 0)
 
 
