@@ -133,6 +133,7 @@ class Scheduler:
                 continue
             wanted = min(len(sequence.next_chunk), plan.share(num_behind))
             if wanted == 0:
+                sequence.waiting_since_s = now_s  # for its share of the budget, not for memory
                 continue
             num_tokens = self.blocks.grow(sequence, wanted)
             while num_tokens == 0 and self._preempt_for(sequence, plan, can_lend, now_s):

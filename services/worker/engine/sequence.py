@@ -58,7 +58,7 @@ class Sequence:
     moving_from: int | None = None
     """While a move is under way: the first block of it that is not committed yet."""
     waiting_since_s: float = 0.0
-    """When it last joined the queue, or last made progress while running."""
+    """When it last joined the queue or, while running, was not held up for want of memory."""
     num_stalls: int = 0
     hashes: list[BlockHash] = field(default_factory=list)
     """Of the full blocks of `token_ids`, as far as they were needed."""

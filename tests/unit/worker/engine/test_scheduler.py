@@ -216,6 +216,27 @@ def test_what_cannot_go_on_ends_with_an_error_instead_of_waiting_for_ever() -> N
     assert world.pool.num_free == 4
 
 
+def test_who_waited_for_its_share_of_the_budget_has_not_waited_for_memory() -> None:
+    world = World(num_blocks=30, remote_blocks=10, budget=3)
+    world.add(1, num_prompt=12, max_tokens=30)
+    for _ in range(5):
+        world.step()
+    order = world.scheduler.placement.begin_move(ReqId(1), 3)
+    assert order is not None
+    assert world.carry_out(order)
+    world.add(2, num_prompt=40)
+    world.add(3, num_prompt=40)
+    for _ in range(4):
+        world.step()
+    first, _, last = world.scheduler.running
+    world.lose()
+    while first.holes:
+        assert last not in [item.sequence for item in world.step().items]
+    world.lend_to_others(world.pool.num_free)
+    world.step()
+    assert last in world.scheduler.running
+
+
 def test_a_request_waits_no_longer_than_the_queue_allows() -> None:
     world = World(num_blocks=4)
     world.add(1, num_prompt=64)
