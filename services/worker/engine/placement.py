@@ -86,15 +86,28 @@ class Placement:
     # -- recalls ----------------------------------------------------------------------------------
 
     def make_room(self, span: RemoteSpan, now_s: float) -> list[int] | None:
-        """Local blocks for what a creditor wants back, from the lowest in rank if none are free;
-        None once nobody uses the span any more."""
+        """Local blocks for what a creditor wants back, if none are free from who gives way; None
+        once nobody uses the span any more."""
         while self._blocks.is_used(span):
             block_ids = self._blocks.pool.try_allocate(span.num_blocks)
             if block_ids is not None:
                 return block_ids
-            self._roster.preempt(self._roster.running[-1], now_s)
+            self._roster.preempt(self._gives_way_for(span), now_s)
             self._roster.is_admission_held = True
         return None
+
+    def _gives_way_for(self, span: RemoteSpan) -> Sequence:
+        """The lowest in rank; but where all below the span's first user have too little together,
+        they would do so in vain, and its last user does at once."""
+        running = self._roster.running
+        users = [sequence for sequence in running if span in sequence.table.remote]
+        num_above = running.index(users[0]) + 1
+        above, below = (
+            {block for sequence in part for block in sequence.table.local}
+            for part in (running[:num_above], running[num_above:])
+        )
+        num_obtainable = self._blocks.pool.num_free + len(below - above)
+        return running[-1] if num_obtainable >= span.num_blocks else users[-1]
 
     def take_back(self, span: RemoteSpan, block_ids: list[int]) -> bool:
         """These blocks become the truth for all who used the span; False if nobody does now."""

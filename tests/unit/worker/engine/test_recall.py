@@ -173,6 +173,22 @@ def test_who_is_the_youngest_itself_gives_its_part_up() -> None:
     assert [world.tokens_of(req_id) for req_id in (1, 2, 3)] == [4, 4, 9]
 
 
+def test_nobody_gives_way_in_vain_for_a_part_that_finds_no_room_all_the_same() -> None:
+    world = World(num_blocks=10, remote_blocks=10, budget=64)
+    world.add(1, num_prompt=36, max_tokens=9)
+    world.step()
+    span = borrowing(world, num_blocks=5)
+    world.add(2, num_prompt=4, max_tokens=9)
+    for _ in range(6):
+        world.step()
+    young = world.scheduler.running[1]
+    assert world.pool.num_free + len(young.table.local) < span.num_blocks
+    assert world.make_room(span) is None
+    assert world.scheduler.running == [young]
+    world.run()
+    assert (world.tokens_of(1), world.tokens_of(2)) == (9, 9)
+
+
 def test_a_part_that_nobody_uses_any_more_needs_no_room() -> None:
     world = World(num_blocks=10, remote_blocks=10)
     world.add(1, num_prompt=16, max_tokens=20)
