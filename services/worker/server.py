@@ -83,10 +83,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.AbortRequest, context: Context
     ) -> worker_pb2.AbortResponse:
         req_id = ReqId(request.req_id)
-        aborting = self._engine.call(lambda s: s.abort(req_id, time.monotonic()))
-        if await asyncio.wrap_future(aborting):
-            ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
-            self._streams.on_outputs([ended])
+
+        def abort(scheduler: Scheduler) -> None:
+            if scheduler.abort(req_id, time.monotonic()):
+                ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
+                self._streams.on_outputs([ended])
+
+        await asyncio.wrap_future(self._engine.call(abort))
         return worker_pb2.AbortResponse()
 
     async def Drain(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -158,25 +159,35 @@ async def test_abort_ends_the_stream_and_is_idempotent(instance: Instance) -> No
     await eventually(lambda: instance.pool.num_free == 8)
 
 
-async def test_what_a_step_brings_for_a_caller_who_left_is_not_given_to_the_next(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, has_begun, may_end = instance.runner.run, threading.Event(), threading.Event()
+@pytest.fixture
+def may_step(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No step ends before this is set."""
+    run, event = instance.runner.run, threading.Event()
 
     def run_held(plan: Schedule) -> dict[ReqId, int]:
-        has_begun.set()
-        assert may_end.wait(10.0)
+        assert event.wait(10.0)
         return run(plan)
 
     monkeypatch.setattr(instance.runner, "run", run_held)
+    return event
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+async def test_what_comes_for_a_caller_who_left_is_not_given_to_the_next(
+    instance: Instance, may_step: threading.Event, is_aborted: bool
+) -> None:
     left = asyncio.create_task(instance.generate(num_prompt=3, max_tokens=10))
-    await eventually(has_begun.is_set)
+    await eventually(lambda: instance.pool.num_free < 8)  # a step is under way
+    abort = instance.worker.Abort(worker_pb2.AbortRequest(req_id=1 if is_aborted else 9), Mock())
+    aborting = asyncio.create_task(abort)
+    await asyncio.sleep(0)
     left.cancel()
     await eventually(lambda: instance.streams.num_open == 0)
     answer = asyncio.create_task(instance.generate(num_prompt=3, max_tokens=2))
     await eventually(lambda: instance.streams.num_open == 1)
-    may_end.set()
+    may_step.set()
     assert await answer == [7, 7]
+    await aborting
 
 
 async def test_a_draining_instance_takes_nothing_new(instance: Instance) -> None:
