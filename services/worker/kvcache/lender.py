@@ -100,6 +100,10 @@ class Lender:
         with self._lock:
             return self._ledger.release(owner, move_id)
 
+    def end_unfilled(self) -> None:
+        with self._lock:
+            self._ledger.end_unfilled()
+
     def expire(self) -> list[Grant]:
         with self._lock:
             return self._ledger.expire(self._clock())

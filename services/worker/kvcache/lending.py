@@ -192,6 +192,12 @@ class LendingLedger:
             num_blocks -= len(grant.block_ids)
         return chosen
 
+    def end_unfilled(self) -> None:
+        """No more is to come: what is still being filled ends, since its owners have all of it."""
+        for grant in list(self._grants.values()):
+            if grant.state is GrantState.RESERVED:
+                self._end(grant)
+
     def expire(self, now_s: float) -> list[Grant]:
         """End every grant whose lease is over."""
         overdue = [

@@ -93,6 +93,7 @@ class RManager:
     def begin_drain(self) -> None:
         """Lend nothing new, and let everybody know at once."""
         self.is_draining = True
+        self._parts.lender.end_unfilled()
         self.heartbeat.beat_now()
 
     async def close(self) -> None:

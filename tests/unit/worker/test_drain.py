@@ -11,7 +11,8 @@ from protos.infinite_llm.v1 import worker_pb2
 from services.common.errors import InvalidRequest, Unavailable
 from services.common.rpc import error_from_rpc
 from services.worker.drain import Drain
-from tests.unit.worker.rmanager.rig import Instance, eventually
+from services.worker.rmanager.pace import Pace
+from tests.unit.worker.rmanager.rig import BLOCK, Instance, eventually
 from tests.unit.worker.rmanager.test_moves import all_free, move
 from tests.unit.worker.test_server import error_of
 
@@ -109,3 +110,22 @@ async def test_a_drained_creditor_has_given_everything_back(
         assert await answer == [7] * 30
         assert instance.engine.snapshot.preemptions == 0
         assert instance.engine.snapshot.recomputed == 0
+
+
+async def test_what_is_still_being_copied_to_a_drained_creditor_stays_with_its_owner(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Instance(1, tmp_path, num_blocks=64, lease_s=2.0, pace=Pace(1, 1)) as owner,
+        Instance(2, tmp_path, num_blocks=64, lease_s=2.0) as creditor,
+    ):
+        answer = asyncio.create_task(owner.generate(num_prompt=30 * BLOCK, max_tokens=40))
+        await eventually(lambda: owner.engine.snapshot.running_tokens >= 30 * BLOCK)
+        assert await move(owner, creditor, 29)
+        await eventually(lambda: creditor.lender.num_lent_blocks > 0)
+        drain = drain_of(creditor)
+        drain.begin()
+        await asyncio.wait_for(drain.finish(), 3.0)
+        assert all_free(creditor)
+        assert await answer == [7] * 40
+        assert (owner.mover.moved_blocks, owner.retriever.taken_back_blocks) == (0, 0)

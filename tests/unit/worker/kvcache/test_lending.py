@@ -271,6 +271,21 @@ def test_nothing_can_be_called_back_that_no_owner_could_give() -> None:
     ledger.end_use(part)
 
 
+def test_what_is_still_being_filled_can_be_ended_and_what_is_held_stays() -> None:
+    ledger, pool = ledger_of()
+    held(ledger, 2)
+    grant = ledger.reserve(OWNER, REQ, MoveId(51), 2, 0.0)
+    assert grant is not None
+    ledger.begin_receive(OWNER, MoveId(51), 0, 0.0)
+    ledger.end_unfilled()
+    assert pool.num_free == 4  # a block is being received
+    ledger.end_receive(MoveId(51), 0, True)
+    assert pool.num_free == 6
+    with pytest.raises(LookupError):
+        ledger.begin_receive(OWNER, MoveId(51), 1, 0.0)
+    assert ledger.renew(OWNER, [MOVE], 0.0) == []
+
+
 def test_after_a_recall_nothing_is_lent_for_a_while() -> None:
     ledger, _ = ledger_of()
     held(ledger)
@@ -345,6 +360,10 @@ class LedgerMachine(RuleBasedStateMachine):
         grants = self.ledger.recall(num_blocks, self.now_s)
         assert sum(len(g.block_ids) for g in grants) >= min(num_blocks, lendable)
         assert all(g.state is GrantState.HELD and g.is_live(self.now_s) for g in grants)
+
+    @rule()
+    def end_unfilled(self) -> None:
+        self.ledger.end_unfilled()
 
     @rule(elapsed_s=st.floats(0.1, 12.0))
     def let_time_pass(self, elapsed_s: float) -> None:
