@@ -118,9 +118,14 @@ class Mover:
     async def _next_piece(self, order: MoveOrder, pace: Pace) -> int:
         """Blocks to copy now, after as many steps as they should wait; 0 once the order is void.
 
-        Where memory became short meanwhile, nothing waits any more.
+        Where memory became short meanwhile, nothing waits any more; nor where steps are so slow
+        that the reservation would end, which each piece renews.
         """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._parts.reserver.shortest_lease_s / 2
         for _ in range(pace.steps_per_piece):
+            if loop.time() > end_s:
+                break
             is_current, is_short = await self._call(
                 lambda s: (s.placement.is_current(order), s.placement.num_missing_blocks > 0)
             )

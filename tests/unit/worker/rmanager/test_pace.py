@@ -99,3 +99,18 @@ async def test_a_planned_move_ends_where_its_request_does(tmp_path: Path, sent: 
         await eventually(lambda: source.mover.failed_moves == 1)
         assert len(sent) < 25
         await eventually(lambda: creditor.pool.num_free == creditor.pool.num_blocks)
+
+
+async def test_a_reservation_does_not_end_while_steps_are_waited_for(
+    tmp_path: Path, sent: Sent
+) -> None:
+    async with (
+        Instance(1, tmp_path, num_blocks=512, lease_s=0.5, pace=Pace(1, 100)) as source,
+        Instance(2, tmp_path, num_blocks=64, lease_s=0.5) as creditor,
+    ):
+        await source.submit(1, num_prompt=4 * BLOCK, max_tokens=1000)
+        await eventually(lambda: source.engine.snapshot.running_tokens >= 4 * BLOCK)
+        await order(source, creditor, 3)
+        await eventually(lambda: source.mover.moved_blocks + source.mover.failed_moves > 0)
+        assert sent == [(1, 3), (1, 2), (1, 1)]
+        await source.on_engine(lambda s: s.abort(ReqId(1), 0.0))
