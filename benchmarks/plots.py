@@ -22,6 +22,7 @@ def grouped_bars(path: Path, panels: Mapping[str, tuple[Sequence[str], Series]])
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(width * len(panels), height), squeeze=False
     )
+    named: list[str] = []
     for axis, (title, (labels, series)) in zip(axes[0], panels.items(), strict=True):
         bar = 0.8 / len(series)
         for index, (name, values) in enumerate(series.items()):
@@ -30,7 +31,9 @@ def grouped_bars(path: Path, panels: Mapping[str, tuple[Sequence[str], Series]])
         axis.set_xticks(range(len(labels)), labels)
         axis.set_title(title)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False)
+        if list(series) != named:  # else the legend before says it
+            axis.legend(frameon=False)
+            named = list(series)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
