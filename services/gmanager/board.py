@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.common.ids import InstId, ReqId
-from services.gmanager.cluster import InstanceInfo, PlacementEntry, PlacementView, RowKey
+from services.gmanager.cluster import InstanceInfo, LinkTerms, PlacementEntry, PlacementView, RowKey
 from services.gmanager.perf_model import OperatingPoint, operating_point
 from services.gmanager.ranking import Ranking
 
@@ -116,9 +116,14 @@ class Board:
             return _Link(0.0, 0.0)
         perf = self._instances[owner].info.perf
         call_s, bytes_per_s = perf.link_round_trip_s, perf.link_bytes_per_s
-        if self._nodes[owner] != self._nodes.get(holder):
-            call_s = max(call_s, self.rules.other_node_round_trip_s)
-            bytes_per_s = min(bytes_per_s, self.rules.other_node_bytes_per_s) or bytes_per_s
+        way = perf.links.get(holder)
+        if way is None and self._nodes[owner] != self._nodes.get(holder):
+            rules = self.rules
+            way = LinkTerms(rules.other_node_round_trip_s, rules.other_node_bytes_per_s)
+        if way is not None:
+            # What an instance measured with itself is the least, for any pair.
+            call_s = max(call_s, way.round_trip_s)
+            bytes_per_s = min(bytes_per_s, way.bytes_per_s) or bytes_per_s
         row_s = perf.row_bytes / bytes_per_s if bytes_per_s else 0.0
         return _Link(perf.num_layers * call_s, perf.num_layers * row_s)
 

@@ -5,7 +5,7 @@ from and to the protos, which say what each field means.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId, ReqId
@@ -16,6 +16,11 @@ class BatchPoint(NamedTuple):
     step_s: float
 
 
+class LinkTerms(NamedTuple):
+    round_trip_s: float
+    bytes_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class PerfConstants:
     non_attention: tuple[BatchPoint, ...] = ()
@@ -24,6 +29,8 @@ class PerfConstants:
     link_bytes_per_s: float = 0.0
     num_layers: int = 0
     row_bytes: int = 0
+    #: The way to other instances, where it was measured.
+    links: Mapping[InstId, LinkTerms] = field(default_factory=dict)
 
 
 class BlockFormat(NamedTuple):

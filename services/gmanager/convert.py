@@ -16,6 +16,7 @@ from services.gmanager.cluster import (
     Instance,
     InstanceInfo,
     InstanceLoad,
+    LinkTerms,
     PerfConstants,
     PlacementEntry,
 )
@@ -52,8 +53,17 @@ def _perf_from_proto(proto: types_pb2.PerfConstants) -> PerfConstants:
         link_bytes_per_s=proto.link_bytes_per_s,
         num_layers=proto.num_layers,
         row_bytes=proto.row_bytes,
+        links={
+            InstId(link.inst_id): LinkTerms(link.round_trip_s, link.bytes_per_s)
+            for link in proto.links
+        },
     )
-    seconds = (perf.attention_s_per_token, perf.link_round_trip_s, perf.link_bytes_per_s)
+    seconds = (
+        perf.attention_s_per_token,
+        perf.link_round_trip_s,
+        perf.link_bytes_per_s,
+        *itertools.chain.from_iterable(perf.links.values()),
+    )
     if not all(math.isfinite(value) and value >= 0 for value in seconds):
         raise InvalidRequest("perf constants must be finite and not negative", "info.perf")
     batches = [0.0, *(point.batch for point in perf.non_attention)]
@@ -80,6 +90,12 @@ def info_to_proto(info: InstanceInfo) -> types_pb2.InstanceInfo:
             link_bytes_per_s=perf.link_bytes_per_s,
             num_layers=perf.num_layers,
             row_bytes=perf.row_bytes,
+            links=[
+                types_pb2.LinkTerms(
+                    inst_id=inst_id, round_trip_s=link.round_trip_s, bytes_per_s=link.bytes_per_s
+                )
+                for inst_id, link in perf.links.items()
+            ],
         )
     )
     return proto

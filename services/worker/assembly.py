@@ -19,6 +19,7 @@ from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.link import Borrowing
+from services.worker.distattention.link_terms import LinkBook, measure
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
@@ -33,6 +34,7 @@ from services.worker.metrics import WorkerCollector
 from services.worker.models.llama import LlamaFamilyModel
 from services.worker.profiling import LinkParts, measure_compute
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import Peers
@@ -94,11 +96,12 @@ def build(config: Config, prepared: Prepared, stop: asyncio.Event) -> Worker:
     reserver = Reserver(me, info.control_address, peers, clients, releaser)
     parts = TransferParts(storage, engine, channels, peers, reserver, plane.open_sender,
                           plane.open_fetcher, releaser.release, streams.trace_of)  # fmt: skip
+    survey = LinkSurvey(peers, plane.links, partial(measure, plane.link.borrowing))
     mover = Mover(parts, Pace.of(config.move_tokens_per_step, config.block_size))
     recaller, retriever = Recaller(me, lender, clients), Retriever(parts)
     rmanager = RManager(
         RManagerParts(me, info, core.pool, lender, engine, peers, clients, mover, reserver,
-                      releaser, recaller, retriever, config.pooling)
+                      releaser, recaller, retriever, plane.links, survey, config.pooling)
     )  # fmt: skip
     streams.start_moves, streams.release = rmanager.start_moves, releaser.release
     streams.recall = recaller.recall
@@ -122,6 +125,7 @@ class _DataPlane:
 
     creditor: CreditorServer
     link: LinkParts
+    links: LinkBook
     open_channel: Callable[[Peer], CreditorChannel]
     open_sender: Callable[[Peer], BlockSender]
     open_fetcher: Callable[[Peer], BlockFetcher]
@@ -149,10 +153,12 @@ def _data_plane(config: Config, core: Core) -> _DataPlane:
         me = replace(me, data_address=creditor.address)
 
     deadline_s = config.attention_deadline_s
-    borrowing = Borrowing(me, geometry, transport, deadline_s, metrics.debtor)
+    links = LinkBook()
+    borrowing = Borrowing(me, geometry, transport, deadline_s, metrics.debtor, links.record_blocks)
     return _DataPlane(
         creditor,
         LinkParts(core.storage, lender, replace(borrowing, metrics=None)),
+        links,
         lambda peer: CreditorChannel(borrowing, peer, config.max_batched_tokens),
         partial(BlockSender, borrowing),
         partial(BlockFetcher, borrowing),

@@ -110,6 +110,9 @@ class Connection:
                 session.take_block(head)
             elif head.kind is Kind.FETCH:
                 session.give_block(head)
+            elif head.kind is Kind.PING:
+                self._stream.receive_bytes(head.payload_bytes)
+                self._stream.send(Head(Kind.PONG))
             else:
                 raise WireError(ErrorCode.BAD_MESSAGE, f"{head.kind.name} is not for a creditor")
 

@@ -1,5 +1,6 @@
 """The owner's end of one connection to one other instance. Under `debtor` and `transfer`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,8 @@ class Borrowing:
     deadline_s: float
     """For every wait on the other end."""
     metrics: SideMetrics | None = None
+    on_blocks: Callable[[Peer, int, float], None] = lambda _creditor, _num_bytes, _duration_s: None
+    """Told of blocks that crossed, their bytes and the seconds that they took."""
 
 
 class PeerLink:

@@ -27,15 +27,19 @@ class _BlockLink:
     def __init__(self, borrowing: Borrowing, creditor: Peer) -> None:
         self._block_bytes = borrowing.geometry.block_bytes
         self._metrics = borrowing.metrics
+        self._creditor, self._on_blocks = creditor, borrowing.on_blocks
         self._link = PeerLink(borrowing, creditor, 0)
 
     def close(self) -> None:
         self._link.close()
 
     def _record(self, num_blocks: int, started: float) -> None:
-        if self._metrics is not None and num_blocks:
-            duration_s = time.perf_counter() - started
-            self._metrics.record_blocks(num_blocks, num_blocks * self._block_bytes, duration_s)
+        if not num_blocks:
+            return
+        num_bytes, duration_s = num_blocks * self._block_bytes, time.perf_counter() - started
+        self._on_blocks(self._creditor, num_bytes, duration_s)
+        if self._metrics is not None:
+            self._metrics.record_blocks(num_blocks, num_bytes, duration_s)
 
     def _check_size(self, block: memoryview) -> None:
         if block.nbytes != self._block_bytes:

@@ -12,6 +12,8 @@ Every message is one fixed head and a payload whose size the head gives and the 
     ACK       block index   -         move_id    -
     FETCH     block index   -         move_id    -
     BLOCK     block index   crc32     move_id    the block
+    PING      -             -         -          anything small, to be dropped
+    PONG      -             -         -          -
     ERROR     ErrorCode     -         -          text, UTF-8; the sender then closes
 """
 
@@ -48,6 +50,8 @@ class Kind(IntEnum):
     ERROR = 8
     FETCH = 9
     BLOCK = 10
+    PING = 11
+    PONG = 12
 
 
 class ErrorCode(IntEnum):
@@ -82,6 +86,8 @@ MAX_PAYLOAD_BYTES = {
     Kind.ERROR: MAX_ERROR_TEXT_BYTES,
     Kind.FETCH: 0,
     Kind.BLOCK: _MAX_BULK_BYTES,
+    Kind.PING: 1 << 20,
+    Kind.PONG: 0,
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId
+from services.worker.distattention.wire import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,12 @@ class Peers:
         The most ever seen: a peer that is away for a moment is no reason to refuse for good.
         """
         return self._most_blocks
+
+    def as_data_peers(self) -> list[Peer]:
+        """As the data plane names them."""
+        return [
+            Peer(view.inst_id, view.incarnation, view.data_address) for view in self._views.values()
+        ]
 
     def lendable(self, view: PeerView) -> int:
         return 0 if view.is_draining else max(0, view.free_blocks - self._keep_free)

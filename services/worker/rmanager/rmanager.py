@@ -15,27 +15,26 @@ from protos.infinite_llm.v1 import types_pb2, worker_pb2
 from services.common.ids import Incarnation, InstId, MoveId, ReqId, Term
 from services.common.rpc import PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
+from services.worker.distattention.link_terms import LinkBook
 from services.worker.engine.attention import Creditor
-from services.worker.engine.engine import Engine, EngineSnapshot
+from services.worker.engine.engine import Engine
 from services.worker.engine.sequence import MoveOrder
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import Owner
-from services.worker.perf_estimator import PerfEstimator, set_step_constants, step_constants
 from services.worker.rmanager.clients import Clients, destination_view
 from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings
+from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.perf_report import PerfReport
 from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
 from services.worker.rmanager.reserver import Reserver
 from services.worker.rmanager.retriever import Retriever
 
 logger = logging.getLogger(__name__)
-
-#: The gManager is told when a constant of the performance model is off by more.
-_NEWS_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,8 @@ class RManagerParts:
     releaser: Releaser
     recaller: Recaller
     retriever: Retriever
+    links: LinkBook
+    survey: LinkSurvey
     is_pooling: bool
 
 
@@ -62,9 +63,7 @@ class RManager:
         self._parts = parts
         self._tasks: set[asyncio.Task[int]] = set()
         self._last_tokens = (0.0, 0)
-        self._learnt_step = 0
-        perf = parts.info.perf
-        self._estimator = PerfEstimator(step_constants(perf)) if perf.non_attention else None
+        self._perf = PerfReport(parts.info.perf, parts.links)
         self.is_draining = False
         self._fence = Fence()
         self.heartbeat = Heartbeat(
@@ -89,6 +88,8 @@ class RManager:
             tasks.create_task(self.heartbeat.run())
             tasks.create_task(self._renew_loop())
             tasks.create_task(self._expire_loop())
+            if self._parts.is_pooling:
+                tasks.create_task(self._parts.survey.run())
 
     def begin_drain(self) -> None:
         """Lend nothing new, and let everybody know at once."""
@@ -265,7 +266,7 @@ class RManager:
     def observe(self) -> tuple[Holdings, types_pb2.InstanceLoad]:
         """What the next heartbeat tells."""
         snapshot, me = self._parts.engine.snapshot, self._parts.me.inst_id
-        self._learn(snapshot)
+        self._perf.refresh(snapshot)
         holdings: Holdings = self._parts.lender.blocks_by_request()
         holdings |= {(req_id, me): count for req_id, count in snapshot.local_blocks.items()}
         load = types_pb2.InstanceLoad(
@@ -287,14 +288,3 @@ class RManager:
         now_s = asyncio.get_running_loop().time()
         (then_s, before), self._last_tokens = self._last_tokens, (now_s, generated)
         return (generated - before) / (now_s - then_s) if then_s else 0.0
-
-    def _learn(self, snapshot: EngineSnapshot) -> None:
-        """A step in which everybody decoded, with every block here, tells what steps cost now."""
-        is_plain = 0 < snapshot.step_tokens == snapshot.num_running and not snapshot.borrowed_blocks
-        estimator, perf = self._estimator, self._parts.info.perf
-        if estimator is None or not is_plain or snapshot.steps == self._learnt_step:
-            return
-        self._learnt_step = snapshot.steps
-        estimator.observe(snapshot.num_running, snapshot.running_tokens, snapshot.step_s)
-        if estimator.constants.differs_from(step_constants(perf), _NEWS_SHARE):
-            set_step_constants(perf, estimator.constants)

@@ -9,12 +9,13 @@ from protos.infinite_llm.v1 import types_pb2
 from services.common.errors import InvalidRequest
 from services.common.ids import InstId
 from services.gmanager import convert
-from services.gmanager.cluster import InstanceLoad
+from services.gmanager.cluster import InstanceLoad, LinkTerms
 from tests.unit.gmanager.builders import PERF, make_info, make_instance, make_row
 
 FULL_PERF = replace(
-    PERF, link_round_trip_s=4e-5, link_bytes_per_s=1e9, num_layers=30, row_bytes=5000
-)
+    PERF, link_round_trip_s=4e-5, link_bytes_per_s=1e9, num_layers=30, row_bytes=5000,
+    links={InstId(4): LinkTerms(6e-5, 8e8)},
+)  # fmt: skip
 FULL_LOAD = InstanceLoad(1, 2, 3, 4, 5, 6, 7.5, 8, True, (4, 2))
 
 
@@ -62,6 +63,10 @@ def test_a_missing_field_is_named(name: str) -> None:
         pytest.param(types_pb2.PerfConstants(attention_s_per_token=-1.0), id="negative"),
         pytest.param(types_pb2.PerfConstants(link_bytes_per_s=math.inf), id="infinite"),
         pytest.param(types_pb2.PerfConstants(link_round_trip_s=math.nan), id="nan"),
+        pytest.param(
+            types_pb2.PerfConstants(links=[types_pb2.LinkTerms(inst_id=2, bytes_per_s=-1.0)]),
+            id="negative-link",
+        ),
         pytest.param(
             types_pb2.PerfConstants(non_attention=[types_pb2.BatchPoint(batch=0, step_s=1.0)]),
             id="batch-zero",

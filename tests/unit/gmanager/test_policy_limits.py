@@ -6,7 +6,7 @@ import pytest
 
 from services.common.ids import InstId, ReqId
 from services.gmanager.board import Move, Rules
-from services.gmanager.cluster import Cluster, Instance, InstanceLoad, PlacementEntry
+from services.gmanager.cluster import Cluster, Instance, InstanceLoad, LinkTerms, PlacementEntry
 from services.gmanager.policy import Decision, Verdict, plan
 from tests.unit.gmanager.builders import PERF, make_instance, make_row, view_of
 
@@ -140,6 +140,15 @@ def test_a_link_costs_what_links_of_its_kind_cost(host: str, link_s: float) -> N
     debtor = decision.changes[0]
     assert debtor.before.link_s == 0.0
     assert debtor.after.link_s == pytest.approx(link_s)
+
+
+def test_a_link_that_was_measured_costs_what_was_measured() -> None:
+    rules = replace(RULES, other_node_round_trip_s=1e-4, other_node_bytes_per_s=1e8)
+    measured = replace(LINKED, links={InstId(2): LinkTerms(5e-5, 5e8)})
+    instances = [make_instance(1, HELD_DOWN, host="a", perf=measured), make_instance(2, host="b")]
+    (decision,) = decide(instances, [make_row(7, 1, 80)], rules=rules)
+    # 30 layers * (50 us + 1000 B at 0.5 GB/s), on another node or not
+    assert decision.changes[0].after.link_s == pytest.approx(30 * (5e-5 + 2e-6))
 
 
 def test_an_existing_loan_is_paid_for_already() -> None:

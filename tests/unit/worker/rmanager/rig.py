@@ -6,6 +6,7 @@ A pretended step writes each token id into its slot, so that a copied block can 
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ from services.common.rpc import new_server
 from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.link import Borrowing
+from services.worker.distattention.link_terms import LinkBook, measure
 from services.worker.distattention.memory import geometry_of
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
@@ -36,6 +38,7 @@ from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import Peers, PeerView
@@ -105,7 +108,10 @@ class Instance:
             self.me, geometry, self.lender, self.storage.pool, ReferenceKernels(), metrics.creditor,
         )  # fmt: skip
         self.creditor = CreditorServer(self.me.data_address, serving, Transport())
-        borrowing = Borrowing(self.me, geometry, Transport(), DEADLINE_S)
+        self.links = LinkBook()
+        borrowing = Borrowing(
+            self.me, geometry, Transport(), DEADLINE_S, on_blocks=self.links.record_blocks
+        )
         channels = ChannelPool(lambda p: CreditorChannel(borrowing, p, 16))
         self.streams = Streams(asyncio.get_running_loop())
         config = SchedulerConfig(BLOCK, 16, 8, stall_timeout_s=1.0, lend_retry_s=0.05)
@@ -136,7 +142,8 @@ class Instance:
             RManagerParts(
                 self.me, self.info, self.pool, self.lender, self.engine, self.peers,
                 self.clients, self.mover, reserver, self.releaser,
-                self.recaller, self.retriever, is_pooling=True,
+                self.recaller, self.retriever, self.links,
+                LinkSurvey(self.peers, self.links, partial(measure, borrowing)), is_pooling=True,
             )
         )  # fmt: skip
         self.streams.start_moves = self.rmanager.start_moves
