@@ -3,7 +3,7 @@
 import logging
 import time
 
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Span, SpanKind, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,12 +30,10 @@ class RequestTelemetry:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         req_id_context.set(new_req_id())
-        with (
-            tracer(__name__).start_as_current_span(
-                scope["method"], context=_PROPAGATOR.extract(headers), kind=SpanKind.SERVER
-            ) as span,
-            self._metrics.in_flight.track_inprogress(),
-        ):
+        span = tracer(__name__).start_span(
+            scope["method"], context=_PROPAGATOR.extract(headers), kind=SpanKind.SERVER
+        )
+        with use_span(span, end_on_exit=True), self._metrics.in_flight.track_inprogress():
             await self._measured(scope, receive, send, span)
 
     async def _measured(self, scope: Scope, receive: Receive, send: Send, span: Span) -> None:
