@@ -99,6 +99,9 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         self._election.check_leads()
         if self._keeper.whole_in_s > 0:
             raise Unavailable("the map is being rebuilt")
+        if not (self._keeper.instances() or self._election.is_leader):
+            # Instances that report to another stand-in are seen there.
+            raise Unavailable("no instance reports here")
         now_s = self._keeper.clock()
         entries = () if request.instances_only else self._keeper.cluster().entries
         return gmanager_pb2.GetClusterViewResponse(

@@ -258,6 +258,13 @@ async def test_a_stand_in_keeps_the_map_in_no_term() -> None:
         assert len((await gmanager.view()).instances) == 1
 
 
+async def test_a_stand_in_to_whom_nobody_reports_sends_the_router_elsewhere() -> None:
+    async with running(GManagerConfig(), Leadership(4.0)) as gmanager:
+        assert isinstance(await error_of(gmanager.view()), Unavailable)
+        await gmanager.register(1)
+        assert len((await gmanager.view()).instances) == 1
+
+
 async def test_every_change_is_handed_on(gmanager: Running) -> None:
     await gmanager.register(1)
     await gmanager.heartbeat(1, 1, entry(7, 1, 3))
