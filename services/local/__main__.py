@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -43,7 +44,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command = commands.add_parser(name, help=text)
         command.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id")
         command.add_argument("--instances", type=_number, default=DEFAULT_INSTANCES)
-        command.add_argument("--gmanagers", type=int, default=1, help="one leads, others stand by")
+        command.add_argument(
+            "--gmanagers", type=_number, default=1, help="one leads, others stand by"
+        )
         command.add_argument("--kv-blocks", type=_number, default=DEFAULT_KV_BLOCKS)
         command.add_argument(
             "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
@@ -75,6 +78,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _request(text: str) -> int:
+    """Up to 16 hexadecimal digits, as decisions are drawn with it."""
+    if not re.fullmatch("[0-9a-fA-F]{1,16}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the id of a request")
     return int(text, 16)
 
 
