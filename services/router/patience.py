@@ -21,7 +21,8 @@ class Patience:
         """Whatever still waits at that time of the loop's clock ends with Unavailable."""
         self._end_s = end_s
         for timeout in self._waiting:
-            timeout.reschedule(min(end_s, timeout.when() or end_s))
+            if not timeout.expired():  # though it may wait for its clean-up still
+                timeout.reschedule(min(end_s, timeout.when() or end_s))
 
     @asynccontextmanager
     async def limit(self, limit_s: float, error: InfiniteLLMError) -> AsyncIterator[None]:
