@@ -4,6 +4,7 @@ Each service describes its settings as one frozen dataclass; its `__main__` call
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -70,6 +71,13 @@ def _parse_literal(name: str, text: str, choices: tuple[Any, ...]) -> Any:
     raise ConfigError(f"{name} must be one of {', '.join(map(str, choices))}, not {text!r}")
 
 
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
 def _parse_bool(text: str) -> bool:
     return _BOOLEANS[text.lower()]
 
@@ -83,7 +91,7 @@ def _parse_path(text: str) -> Path:
 _PARSERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     str: (str, "a text"),
     int: (int, "a whole number"),
-    float: (float, "a number"),
+    float: (_parse_float, "a number"),
     bool: (_parse_bool, "true or false"),
     Path: (_parse_path, "a path"),
 }

@@ -77,6 +77,8 @@ def test_a_missing_required_field_names_its_variable() -> None:
         ("POOLING", "maybe"),
         ("FOLDER", ""),
         ("DTYPE", "float64"),
+        ("PERIOD_S", "nan"),
+        ("PERIOD_S", "inf"),
         ("NUM_THREADS", "two"),
     ],
 )
