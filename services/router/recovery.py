@@ -42,6 +42,8 @@ class Recovery:
         self._job = job
         self._timeout_s = timeout_s
         self._started_s = now_s
+        self._num_attempts = 0
+        self._num_tokens_at_loss = -1
         self._has_begun = False
         self._token_ids: list[int] = []
         self._failures: dict[InstId, _Failure] = {}
@@ -84,8 +86,14 @@ class Recovery:
         is_refused = self.num_failures > 0 and isinstance(error, ContextLengthExceeded)
         is_lost = isinstance(error, Unavailable | InstanceLost | DeadlineExceeded)
         is_full = isinstance(error, Overloaded)
+        is_new_loss = self.num_tokens > self._num_tokens_at_loss
         self.num_failures += 1
         self._failures[instance.inst_id] = _Failure(instance.incarnation, now_s)
+        if is_full and self._has_begun and not is_new_loss:
+            # Turned away, it can have harmed nobody.
+            return now_s < self.wait_until_s
+        self._num_attempts += 1
+        self._num_tokens_at_loss = self.num_tokens
         if not (is_refused or is_lost or is_full):
             self._error = error
             return False
@@ -98,7 +106,7 @@ class Recovery:
             return False
         # Whoever has nothing yet and finds all instances full asks again later.
         self.wait_until_s = now_s if is_full and not self._has_begun else now_s + self._timeout_s
-        return self.num_failures < MAX_ATTEMPTS
+        return self._num_attempts < MAX_ATTEMPTS
 
     def excluded(self, instances: Iterable[Instance], now_s: float) -> set[InstId]:
         """Those that failed the sequence and have not been heard of since.

@@ -98,6 +98,15 @@ def test_attempts_are_bounded() -> None:
     assert tries == [True] * (MAX_ATTEMPTS - 1) + [False]
 
 
+def test_a_begun_stream_knocks_at_full_queues_until_its_time_is_over() -> None:
+    lost = recovery(num_tokens=1)
+    lost.fail(instance(1), InstanceLost("gone"), 101.0)
+    knocks = [lost.fail(instance(2), Overloaded("full"), 102.0 + n) for n in range(20)]
+    assert all(knocks)
+    assert lost.wait_until_s == 101.0 + TIMEOUT_S
+    assert not lost.fail(instance(2), Overloaded("full"), 101.0 + TIMEOUT_S)
+
+
 def test_a_failed_instance_is_asked_again_once_it_is_heard_of() -> None:
     lost = recovery()
     lost.fail(instance(1), Unavailable("stopping"), 103.0)
