@@ -161,9 +161,11 @@ def view_from_proto(proto: types_pb2.InstanceView, now_s: float) -> Instance:
     return Instance(info, load, last_heartbeat_s=now_s - proto.age_s)
 
 
-def view_to_proto(instance: Instance, now_s: float) -> types_pb2.InstanceView:
+def view_to_proto(
+    instance: Instance, now_s: float, with_perf: bool = True
+) -> types_pb2.InstanceView:
     return types_pb2.InstanceView(
-        info=info_to_proto(instance.info),
+        info=(info_to_proto if with_perf else _identity_to_proto)(instance.info),
         load=load_to_proto(instance.load),
         age_s=max(0.0, now_s - instance.last_heartbeat_s),
     )

@@ -85,13 +85,8 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         self, request: gmanager_pb2.FindCreditorsRequest, context: Context
     ) -> gmanager_pb2.FindCreditorsResponse:
         self._election.check_leads()
-        now_s = self._keeper.clock()
-        return gmanager_pb2.FindCreditorsResponse(
-            creditors=[
-                convert.view_to_proto(creditor, now_s)
-                for creditor in self._creditors_of(InstId(request.inst_id))
-            ]
-        )
+        creditors = self._creditors_of(InstId(request.inst_id))
+        return gmanager_pb2.FindCreditorsResponse(creditors=map(convert.peer_to_proto, creditors))
 
     async def GetClusterView(
         self, request: gmanager_pb2.GetClusterViewRequest, context: Context
@@ -102,10 +97,13 @@ class GManagerServicer(gmanager_pb2_grpc.GManagerServicer):
         if not (self._keeper.instances() or self._election.is_leader):
             # Instances that report to another stand-in are seen there.
             raise Unavailable("no instance reports here")
-        now_s = self._keeper.clock()
-        entries = () if request.instances_only else self._keeper.cluster().entries
+        now_s, is_all = self._keeper.clock(), not request.instances_only
+        entries = self._keeper.cluster().entries if is_all else ()
         return gmanager_pb2.GetClusterViewResponse(
-            instances=[convert.view_to_proto(i, now_s) for i in self._keeper.instances()],
+            instances=[
+                convert.view_to_proto(instance, now_s, with_perf=is_all)
+                for instance in self._keeper.instances()
+            ],
             entries=map(convert.entry_to_proto, entries),
             moves_issued=self._decisions.moves_issued,
             term=self._election.term,

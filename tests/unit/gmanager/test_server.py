@@ -179,12 +179,15 @@ async def test_decisions_about_others_are_not_told(
     assert not (await gmanager.stub.GetDecisions(request, timeout=5)).decisions
 
 
-async def test_who_asks_for_instances_alone_gets_no_rows(gmanager: Running) -> None:
+async def test_who_asks_for_instances_alone_gets_neither_rows_nor_the_model(
+    gmanager: Running,
+) -> None:
     await gmanager.register(1)
     await gmanager.heartbeat(1, 1, convert.entry_to_proto(make_row(7, 1, 3)))
     request = gmanager_pb2.GetClusterViewRequest(instances_only=True)
     view = await gmanager.stub.GetClusterView(request, timeout=DEADLINE_S)
     assert [len(view.instances), len(view.entries)] == [1, 0]
+    assert not view.instances[0].info.HasField("perf")
     assert len((await gmanager.view()).entries) == 1
 
 
