@@ -11,10 +11,12 @@ from services.worker.config import Config
 from services.worker.core import Core, build_runner, build_scheduler
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.engine import Engine, MemoryElsewhere
+from services.worker.engine.engine import Engine
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Request, SequenceOutput
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rank import Rank
 
 #: No step takes as long; an engine that says nothing for this long is stuck.
 _STEP_DEADLINE_S = 120.0
@@ -73,7 +75,7 @@ class EngineRig:
     def on_released(self, released: list[RemoteSpan]) -> None:
         raise InternalError("there is nobody who lent blocks")
 
-    def on_recall(self, num_blocks: int) -> None:
+    def on_recall(self, num_blocks: int, claimant: Rank) -> None:
         raise InternalError("there is nobody who borrowed blocks")
 
 

@@ -55,7 +55,7 @@ class Generation:
         if request.model != self.model.name:
             raise ModelNotFound(f"model {request.model!r} is not served here", param="model")
         with self._admission.enter(len(request.prompts) * request.n):
-            jobs = await self._jobs(request)
+            jobs = await self._jobs(request, time.time())
             num_prompt_tokens = sum(len(job.prompt_token_ids) for job in jobs)
             self._metrics.prompt_tokens.inc(num_prompt_tokens)
             shares = [PromptShare() for _ in jobs]
@@ -63,7 +63,7 @@ class Generation:
             num_cached = sum(share.num_cached_tokens for share in shares)
             return Usage(num_prompt_tokens, num_tokens, num_cached)
 
-    async def _jobs(self, request: TextRequest) -> list[TokenJob]:
+    async def _jobs(self, request: TextRequest, arrived_at_s: float) -> list[TokenJob]:
         """One for each prompt."""
         instances = self._discovery.serving
         if not instances:
@@ -75,7 +75,8 @@ class Generation:
         for prompt in request.prompts:
             token_ids = await self.model.tokens_of(prompt, capacity)
             max_tokens = _max_tokens(request, len(token_ids), capacity)
-            jobs.append(_job(request, token_ids, max_tokens))
+            job = _job(request, token_ids, max_tokens)
+            jobs.append(replace(job, arrived_at_s=arrived_at_s))
         return jobs
 
     async def _run_all(

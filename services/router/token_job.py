@@ -33,6 +33,8 @@ class TokenJob:
     cache_salt: str = ""
     prefers: InstId | None = None
     """The instance that has just computed the same prompt."""
+    arrived_at_s: float = 0.0
+    """By the wall clock, and the same wherever it goes on: older ones come first there."""
     output_token_ids: Sequence[int] = ()
     """What an instance that was lost has generated."""
 
@@ -96,6 +98,7 @@ def to_wire(req_id: ReqId, job: TokenJob) -> worker_pb2.GenerateTokensRequest:
         priority=job.priority,
         cache_salt=job.cache_salt,
         output_token_ids=job.output_token_ids,
+        arrived_at_s=job.arrived_at_s,
     )
 
 

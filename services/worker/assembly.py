@@ -27,18 +27,19 @@ from services.worker.distattention.transport.opening import Transport
 from services.worker.distattention.transport.tls import TlsFiles
 from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.engine import Engine, MemoryElsewhere
+from services.worker.engine.engine import Engine
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.metrics import WorkerCollector
 from services.worker.models.llama import LlamaFamilyModel
 from services.worker.profiling import LinkParts, measure_compute
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.creditor_side import CreditorSide
 from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import Peers
-from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
 from services.worker.rmanager.reserver import Reserver
 from services.worker.rmanager.retriever import Retriever
@@ -98,13 +99,15 @@ def build(config: Config, prepared: Prepared, stop: asyncio.Event) -> Worker:
                           plane.open_fetcher, releaser.release, streams.trace_of)  # fmt: skip
     survey = LinkSurvey(peers, plane.links, partial(measure, plane.link.borrowing))
     mover = Mover(parts, Pace.of(config.move_tokens_per_step, config.block_size))
-    recaller, retriever = Recaller(me, lender, clients), Retriever(parts)
+    retriever = Retriever(parts)
+    creditor = CreditorSide(me, core.pool, lender, engine, clients)
+    creditor.is_lending = config.pooling
     rmanager = RManager(
         RManagerParts(me, info, core.pool, lender, engine, peers, clients, mover, reserver,
-                      releaser, recaller, retriever, plane.links, survey, config.pooling)
+                      releaser, creditor, retriever, plane.links, survey, config.pooling)
     )  # fmt: skip
     streams.start_moves, streams.release = rmanager.start_moves, releaser.release
-    streams.recall = recaller.recall
+    streams.recall = creditor.recaller.recall
     REGISTRY.register(WorkerCollector(engine, core.pool, lender, mover, retriever))
     limits = _limits(config, core.model)
     drain = Drain(rmanager, streams, stop, config.drain_timeout_s)
@@ -116,7 +119,9 @@ def _memory_elsewhere(
 ) -> Callable[[], MemoryElsewhere]:
     if not config.pooling:
         return MemoryElsewhere
-    return lambda: MemoryElsewhere(peers.free_blocks, lender.num_recallable_blocks)
+    return lambda: MemoryElsewhere(
+        peers.free_blocks, peers.total_blocks, lender.num_recallable_blocks, lender.oldest_borrower
+    )
 
 
 @dataclass(frozen=True, slots=True)

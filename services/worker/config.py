@@ -58,8 +58,9 @@ class Config:
     """How long a reservation or a lent block lives without being used or renewed."""
     attention_deadline_s: float = 5.0
     """A creditor that has not answered an attention call by then has lost the part."""
-    stall_timeout_s: float = 2.0
-    """A running request that gets no memory for this long gives up what it has and waits."""
+    stall_timeout_s: float = 15.0
+    """The last resort: a running request that gets no memory for this long gives up what it has and
+    waits. Longer than a lease, so that what a lost instance held is free before."""
     queue_timeout_s: float = 60.0
     lend_hold_off_s: float = 5.0
     """After lent blocks were called back, nothing is lent for this long."""

@@ -40,7 +40,7 @@ class Drain:
 
     async def finish(self) -> None:
         """Until nobody needs this instance any more, or the deadline."""
-        while self._rmanager.recall_all() or self._streams.num_open:
+        while self._rmanager.creditor.recall_all() or self._streams.num_open:
             if asyncio.get_running_loop().time() >= self._deadline_s:
                 return
             await asyncio.sleep(_POLL_S)

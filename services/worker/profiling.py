@@ -22,6 +22,7 @@ from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import Owner
 from services.worker.kvcache.storage import KvStorage
 from services.worker.models.llama import LlamaFamilyModel, PackedTokens
+from services.worker.rank import Rank
 
 _BATCHES = (1, 8, 32)
 _CONTEXT_TOKENS = 2048
@@ -64,7 +65,7 @@ def measure_link(parts: LinkParts, perf: types_pb2.PerfConstants) -> None:
     owner = Owner(parts.me.inst_id, parts.me.incarnation)
     req_id, move_id = new_req_id(), new_move_id()
     num_blocks = max(1, min(_NUM_BLOCK_COPIES, parts.storage.num_blocks // 2))
-    if parts.lender.reserve(owner, req_id, move_id, num_blocks) is None:
+    if parts.lender.reserve(owner, Rank(0, 0.0, req_id), move_id, num_blocks) is None:
         return  # so small that it will never lend
     try:
         sender = BlockSender(parts.borrowing, parts.me)

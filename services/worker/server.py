@@ -19,6 +19,7 @@ from services.worker.engine.engine import Engine
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import FinishReason, Request, SequenceOutput
+from services.worker.rmanager.ranks import check_arrival
 from services.worker.rmanager.rmanager import RManager
 from services.worker.streams import Streams
 
@@ -142,6 +143,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             sampling,
             ends,
             request.priority,
+            check_arrival(request.arrived_at_s) or time.time(),
             request.cache_salt,
             self._output_so_far(request, ends),
         )
@@ -183,17 +185,17 @@ class RManagerServicer(worker_pb2_grpc.RManagerServicer):
     async def TryMoveKvCache(
         self, request: worker_pb2.TryMoveKvCacheRequest, context: Context
     ) -> worker_pb2.TryMoveKvCacheResponse:
-        return self._rmanager.try_move_kvcache(request)
+        return await self._rmanager.creditor.try_move_kvcache(request)
 
     async def RenewLeases(
         self, request: worker_pb2.RenewLeasesRequest, context: Context
     ) -> worker_pb2.RenewLeasesResponse:
-        return self._rmanager.renew_leases(request)
+        return self._rmanager.creditor.renew_leases(request)
 
     async def ReleaseKvCache(
         self, request: worker_pb2.ReleaseKvCacheRequest, context: Context
     ) -> worker_pb2.ReleaseKvCacheResponse:
-        return self._rmanager.release_kvcache(request)
+        return self._rmanager.creditor.release_kvcache(request)
 
     async def RecallKvCache(
         self, request: worker_pb2.RecallKvCacheRequest, context: Context

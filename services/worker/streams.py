@@ -14,6 +14,7 @@ from services.common.errors import InvalidRequest
 from services.common.ids import ReqId
 from services.worker.engine.sequence import MoveOrder, SequenceOutput
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rank import Rank
 
 #: Written to by the loop, read by one caller.
 TokenQueue = asyncio.Queue[SequenceOutput]
@@ -28,7 +29,7 @@ class Streams:
         self._traces: dict[ReqId, trace_context.Context] = {}
         self.start_moves: Callable[[list[MoveOrder]], None] = _nowhere
         self.release: Callable[[RemoteSpan], None] = _nowhere
-        self.recall: Callable[[int], None] = _nowhere
+        self.recall: Callable[[int, Rank], None] = _nowhere
 
     @contextlib.contextmanager
     def open(self, req_id: ReqId) -> Iterator[TokenQueue]:
@@ -69,8 +70,8 @@ class Streams:
     def on_released(self, released: list[RemoteSpan]) -> None:
         self._loop.call_soon_threadsafe(self._release_all, released)
 
-    def on_recall(self, num_blocks: int) -> None:
-        self._loop.call_soon_threadsafe(self.recall, num_blocks)
+    def on_recall(self, num_blocks: int, claimant: Rank) -> None:
+        self._loop.call_soon_threadsafe(self.recall, num_blocks, claimant)
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:

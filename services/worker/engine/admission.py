@@ -2,6 +2,7 @@
 
 from services.common.errors import Overloaded
 from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.roster import Roster
 from services.worker.engine.sequence import Schedule, Sequence, SequenceOutput
 
@@ -14,20 +15,24 @@ class Admission:
         self._roster = roster
         self._blocks = roster.blocks
 
-    def admit(self, plan: Schedule, now_s: float, remote_free_blocks: int) -> None:
+    def admit(self, plan: Schedule, now_s: float, elsewhere: MemoryElsewhere) -> None:
         """In order of rank, whoever's whole known sequence fits in what can be had.
 
         One that does not fit lets others pass until its patience ends: memory that is too little
-        for it need not lie idle, and it need not wait for ever.
+        for it need not lie idle, and it need not wait for ever. Then the oldest on this instance
+        begins with what there is, and younger ones give way to it as to any that runs.
         """
         roster = self._roster
         roster.is_admission_held = roster.is_admission_held and bool(roster.running)
         for sequence in list(roster.waiting):
-            if not self._has_room_for_one_more(plan):
+            is_patient = now_s - sequence.waiting_since_s <= self._config.patience_s
+            if not self._has_slot(plan) or (is_patient and not self._has_room()):
                 return
-            if self._blocks.blocks_to_start(sequence) <= self._available(remote_free_blocks):
+            if self._fits(sequence, elsewhere.free_blocks):
                 self._start(sequence, plan, now_s)
-            elif now_s - sequence.waiting_since_s > self._config.patience_s:
+            elif not is_patient:
+                if self._has_first_claim(sequence, elsewhere):
+                    self._start(sequence, plan, now_s)
                 return
 
     def missing_blocks(self, now_s: float, remote_free_blocks: int) -> int:
@@ -47,13 +52,25 @@ class Admission:
                 plan.failed.append(SequenceOutput(sequence.req_id, error=error))
                 self._roster.remove(sequence, now_s)
 
-    def _has_room_for_one_more(self, plan: Schedule) -> bool:
-        return (
-            not self._roster.is_admission_held
-            and self._blocks.pool.num_free > 0
-            and len(self._roster.running) < self._config.max_running
-            and plan.num_tokens < plan.max_tokens
-        )
+    def _has_slot(self, plan: Schedule) -> bool:
+        is_full = len(self._roster.running) >= self._config.max_running
+        return not is_full and plan.num_tokens < plan.max_tokens
+
+    def _has_room(self) -> bool:
+        return not self._roster.is_admission_held and self._blocks.pool.num_free > 0
+
+    def _fits(self, sequence: Sequence, remote_free_blocks: int) -> bool:
+        available = self._available(remote_free_blocks)
+        return self._has_room() and self._blocks.blocks_to_start(sequence) <= available
+
+    def _has_first_claim(self, sequence: Sequence, elsewhere: MemoryElsewhere) -> bool:
+        """Whether all who have memory here are younger, and it could fit if everybody gave way."""
+        others = [running.rank for running in self._roster.running[:1]]
+        if elsewhere.oldest_guest is not None:
+            others.append(elsewhere.oldest_guest)
+        most = self._blocks.pool.num_blocks + elsewhere.most_blocks
+        is_oldest = all(sequence.rank < other for other in others)
+        return is_oldest and self._blocks.blocks_to_start(sequence) <= most
 
     def _start(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
         num_behind = len(self._roster.waiting) - 1

@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from services.common.errors import InternalError, PartLost, ServerError, Unavailable
 from services.common.ids import InstId, MoveId, ReqId
 from services.worker.engine.attention import ChannelPool, Creditor
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Schedule, SequenceOutput
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rank import Rank
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,16 +66,7 @@ class Listener(Protocol):
     def on_outputs(self, outputs: list[SequenceOutput]) -> None: ...
     def on_moves(self, orders: list[MoveOrder]) -> None: ...
     def on_released(self, released: list[RemoteSpan]) -> None: ...
-    def on_recall(self, num_blocks: int) -> None: ...
-
-
-class MemoryElsewhere(NamedTuple):
-    """What the memory of other instances means to this one now."""
-
-    free_blocks: int = 0
-    """That creditors could still lend, as last heard."""
-    recallable_blocks: int = 0
-    """That this instance lends and could ask back."""
+    def on_recall(self, num_blocks: int, claimant: Rank) -> None: ...
 
 
 class Engine:
@@ -160,7 +153,7 @@ class Engine:
     def _step(self) -> bool:
         """One step; False if there was nothing to run."""
         started_s = self._clock()
-        plan = self._scheduler.schedule(started_s, *self._memory_elsewhere())
+        plan = self._scheduler.schedule(started_s, self._memory_elsewhere())
         outputs = plan.failed
         if plan.items:
             outputs = plan.failed + self._run(plan)
@@ -200,8 +193,8 @@ class Engine:
             self._listener.on_outputs(outputs)
         if plan.moves:
             self._listener.on_moves(plan.moves)
-        if plan.num_recalled_blocks:
-            self._listener.on_recall(plan.num_recalled_blocks)
+        if plan.recall_claimant is not None:
+            self._listener.on_recall(plan.num_recalled_blocks, plan.recall_claimant)
         released = self._scheduler.blocks.take_released()
         if released:
             self._listener.on_released(released)

@@ -10,6 +10,7 @@ from services.worker.engine.limits import SchedulerConfig
 from services.worker.engine.roster import Roster
 from services.worker.engine.sequence import MoveOrder, Sequence
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rank import Rank
 
 
 class Placement:
@@ -27,14 +28,16 @@ class Placement:
         """Not for a while after creditors refused."""
         return now_s >= self._lend_not_before_s
 
-    @property
-    def num_missing_blocks(self) -> int:
-        """What the running sequences will lack before each has filled one block more."""
-        size = self._config.block_size
-        growth = sum(
-            seq.table.blocks_to_reach(seq.num_tokens + size) for seq in self._roster.running
-        )
-        return growth - self._blocks.pool.num_free
+    def missing_to_grow(self) -> tuple[int, Rank | None]:
+        """Blocks that the running sequences will lack before each has filled one block more, and
+        the highest in rank of those who lack some."""
+        num_left, first = self._blocks.pool.num_free, None
+        for sequence in self._roster.running:
+            num_tokens = sequence.num_tokens + self._config.block_size
+            num_left -= sequence.table.blocks_to_reach(num_tokens)
+            if num_left < 0 and first is None:
+                first = sequence.rank
+        return max(0, -num_left), first
 
     @property
     def is_moving(self) -> bool:
@@ -46,12 +49,15 @@ class Placement:
         longest = max(running, key=lambda seq: len(seq.movable_blocks), default=None)
         return longest if longest is not None and longest.movable_blocks else None
 
-    def begin_move(self, req_id: ReqId, num_blocks: int) -> MoveOrder | None:
+    def begin_move(
+        self, req_id: ReqId, num_blocks: int, claimant: Rank | None = None
+    ) -> MoveOrder | None:
         """Take the oldest movable blocks of a sequence for a move; None if there are none."""
         sequence = self._roster.find(req_id)
         if sequence is None or not sequence.movable_blocks or num_blocks < 1:
             return None
-        return self._blocks.begin_move(sequence, min(num_blocks, self._config.max_move_blocks))
+        num_blocks = min(num_blocks, self._config.max_move_blocks)
+        return self._blocks.begin_move(sequence, num_blocks, claimant)
 
     def is_current(self, order: MoveOrder) -> bool:
         """Whether the order's blocks are still those of its sequence."""
@@ -83,31 +89,50 @@ class Placement:
         sequence = self._roster.find(order.req_id)
         return sequence if sequence is not None and sequence.epoch == order.epoch else None
 
-    # -- recalls ----------------------------------------------------------------------------------
+    # -- giving way to instances elsewhere --------------------------------------------------------
 
-    def make_room(self, span: RemoteSpan, now_s: float) -> list[int] | None:
-        """Local blocks for what a creditor wants back, if none are free from who gives way; None
-        once nobody uses the span any more."""
+    def give_way(self, claimant: Rank, num_blocks: int, now_s: float) -> None:
+        """Preempt the youngest until so many blocks are free; nobody older than the claimant."""
+        running = self._roster.running
+        while self._blocks.pool.num_free < num_blocks and running and claimant < running[-1].rank:
+            self._roster.give_way(running[-1], now_s)
+
+    def make_room(self, span: RemoteSpan, claimant: Rank | None, now_s: float) -> list[int] | None:
+        """Local blocks for what a creditor wants back, if none are free from who gives way.
+
+        None once nobody uses the span any more, or if only those older than the claimant could give
+        way; without a claimant everybody does.
+        """
         while self._blocks.is_used(span):
             block_ids = self._blocks.pool.try_allocate(span.num_blocks)
             if block_ids is not None:
                 return block_ids
-            self._roster.preempt(self._gives_way_for(span), now_s)
-            self._roster.is_admission_held = True
+            sequence = self._gives_way_for(span, claimant)
+            if sequence is None:
+                return None
+            self._roster.give_way(sequence, now_s)
         return None
 
-    def _gives_way_for(self, span: RemoteSpan) -> Sequence:
-        """The lowest in rank; but where all below the span's first user have too little together,
-        they would do so in vain, and its last user does at once."""
+    def _gives_way_for(self, span: RemoteSpan, claimant: Rank | None) -> Sequence | None:
+        """The lowest in rank; but where all below the span's first user and the claimant have too
+        little together, they would do so in vain, and its last user does at once."""
         running = self._roster.running
         users = [sequence for sequence in running if span in sequence.table.remote]
         num_above = running.index(users[0]) + 1
+        if claimant is not None:
+            num_above = max(num_above, sum(sequence.rank < claimant for sequence in running))
         above, below = (
             {block for sequence in part for block in sequence.table.local}
             for part in (running[:num_above], running[num_above:])
         )
-        num_obtainable = self._blocks.pool.num_free + len(below - above)
-        return running[-1] if num_obtainable >= span.num_blocks else users[-1]
+        if self._blocks.pool.num_free + len(below - above) >= span.num_blocks:
+            return running[-1]
+        return users[-1] if claimant is None or claimant < users[0].rank else None
+
+    def rank_of(self, span: RemoteSpan) -> Rank | None:
+        """Of the oldest who reads the span; None if nobody does."""
+        readers = (seq.rank for seq in self._roster.running if span in seq.table.remote)
+        return min(readers, default=None)
 
     def take_back(self, span: RemoteSpan, block_ids: list[int]) -> bool:
         """These blocks become the truth for all who used the span; False if nobody does now."""

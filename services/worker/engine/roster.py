@@ -9,6 +9,7 @@ from bisect import insort
 from services.common.ids import ReqId
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.sequence_blocks import SequenceBlocks
+from services.worker.rank import Rank
 
 
 class Roster:
@@ -36,6 +37,11 @@ class Roster:
         insort(self.running, sequence, key=_rank)
         sequence.is_running = True
 
+    def give_way(self, sequence: Sequence, now_s: float) -> None:
+        """Preempt it for somebody else: nobody is admitted in its place at once."""
+        self.preempt(sequence, now_s)
+        self.is_admission_held = True
+
     def preempt(self, sequence: Sequence, now_s: float) -> None:
         """From running back to waiting, without its blocks."""
         self.blocks.give_up(sequence, now_s, keep_remote=False)
@@ -60,5 +66,5 @@ class Roster:
         return count
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+def _rank(sequence: Sequence) -> Rank:
     return sequence.rank

@@ -4,14 +4,17 @@ One token budget serves prefill and decode alike: every sequence simply catches 
 it knows. Those that decode come first, so that a long prompt never holds them up by more than the
 rest of one budget. When blocks run out the order of relief is: cached prefixes (the pool does that
 by itself), lend blocks of the longest sequence, recall what is lent to others, preempt the lowest
-in rank, and in the end let the sequence that cannot go on give way. The highest in rank has first
-claim on memory, so at least one sequence always progresses. Called by the engine once per step.
+in rank, and claim what younger requests hold elsewhere. One order of rank for the whole cluster
+says who takes from whom, so nobody waits in a circle and the highest always progresses. As a last
+resort, where messages or instances were lost, a sequence that cannot go on gives its blocks up.
+Called by the engine once per step.
 """
 
 from services.common.errors import Overloaded
 from services.common.ids import ReqId
 from services.worker.engine.admission import Admission
 from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.placement import Placement
 from services.worker.engine.roster import Roster
 from services.worker.engine.sequence import (
@@ -37,7 +40,6 @@ class Scheduler:
         self._admission = Admission(config, self._roster)
         self.placement = Placement(config, self._roster)
         """What the rManager does with the blocks between two steps."""
-        self._num_arrived = 0
         self._recallable_blocks = 0
 
     # -- arrivals and departures ------------------------------------------------------------------
@@ -55,9 +57,7 @@ class Scheduler:
         """Queue a request; Overloaded when the queue is full."""
         if len(self.waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already")
-        self._num_arrived += 1
-        sequence = Sequence.of(request, self._num_arrived, self.config.block_size, now_s)
-        self._roster.add(sequence)
+        self._roster.add(Sequence.of(request, self.config.block_size, now_s))
 
     def abort(self, req_id: ReqId, now_s: float) -> bool:
         """Forget the request and free everything it holds; False if it is not here (any more)."""
@@ -72,26 +72,24 @@ class Scheduler:
 
     # -- one step ---------------------------------------------------------------------------------
 
-    def schedule(
-        self, now_s: float, remote_free_blocks: int, recallable_blocks: int = 0
-    ) -> Schedule:
-        """Plan one step. `remote_free_blocks`: what creditors could still lend, as last heard;
-        `recallable_blocks`: what is lent to others from here."""
+    def schedule(self, now_s: float, elsewhere: MemoryElsewhere) -> Schedule:
+        """Plan one step."""
         plan = Schedule(self.config.max_batched_tokens)
         plan.num_preempted = self._roster.take_num_preempted()  # for recalls
-        self._recallable_blocks = recallable_blocks
-        can_lend = remote_free_blocks > 0 and self.placement.may_lend(now_s)
+        self._recallable_blocks = elsewhere.recallable_blocks
+        can_lend = elsewhere.free_blocks > 0 and self.placement.may_lend(now_s)
         self.blocks.expire_remote(now_s)
-        self._run_running(plan, now_s, can_lend)
+        starved = self._run_running(plan, now_s, can_lend)
         plan.num_preempted += self._roster.take_num_preempted()
         if plan.num_preempted == 0:
-            self._admission.admit(plan, now_s, remote_free_blocks)
+            self._admission.admit(plan, now_s, elsewhere)
         self._admission.expire(plan, now_s)
-        if can_lend or recallable_blocks > 0:
-            self._relieve(plan, can_lend)
-        missing = self._admission.missing_blocks(now_s, remote_free_blocks)
-        if missing <= recallable_blocks:  # or it would hurt others and not help
-            plan.recall(missing)
+        claimant = self._claimant(starved, now_s) if elsewhere.most_blocks > 0 else None
+        if can_lend or elsewhere.recallable_blocks > 0 or claimant is not None:
+            self._relieve(plan, can_lend, claimant)
+        missing = self._admission.missing_blocks(now_s, elsewhere.free_blocks)
+        if 0 < missing <= elsewhere.recallable_blocks:  # or it would hurt others and not help
+            plan.recall(missing, self.waiting[0].rank)
         return plan
 
     def postprocess(
@@ -119,7 +117,9 @@ class Scheduler:
         tokens = () if reason is FinishReason.STOP else (token_id,)
         return SequenceOutput.of_step(sequence, tokens, reason)
 
-    def _run_running(self, plan: Schedule, now_s: float, can_lend: bool) -> None:
+    def _run_running(self, plan: Schedule, now_s: float, can_lend: bool) -> list[Sequence]:
+        """Returns those that got no memory."""
+        starved: list[Sequence] = []
         filling: set[BlockHash] = set()
         in_order = sorted(self.running, key=lambda seq: (seq.num_uncomputed > 1, seq.rank))
         for index, sequence in enumerate(in_order):
@@ -143,6 +143,9 @@ class Scheduler:
                 filling |= {lost_block} if lost_block else set()
             elif self._is_stalled(sequence, now_s):
                 self._give_way(sequence, plan, now_s)
+            else:
+                starved.append(sequence)
+        return starved
 
     # -- when memory is short ---------------------------------------------------------------------
 
@@ -160,19 +163,18 @@ class Scheduler:
         lowest = self.running[-1]
         if lowest is sequence:
             return False
-        self._roster.preempt(lowest, now_s)
-        self._roster.is_admission_held = True
+        self._roster.give_way(lowest, now_s)
         plan.remove(lowest)
         return True
 
     def _is_stalled(self, sequence: Sequence, now_s: float) -> bool:
-        """Two instances that fill each other's memory would otherwise wait for each other."""
+        """The last resort: age order was of no help, since somebody does not keep to it."""
         share_done = 1.0 - sequence.num_uncomputed / sequence.num_tokens
         limit_s = self.config.stall_timeout_s * (1.0 + share_done)
         return now_s - sequence.waiting_since_s > limit_s
 
     def _give_way(self, sequence: Sequence, plan: Schedule, now_s: float) -> None:
-        """Nothing here can help: hand the blocks back, so that no two wait in a circle."""
+        """Nobody can help: hand the blocks back to those who may do more with them."""
         sequence.num_stalls += 1
         if sequence.num_stalls > self.config.max_stalls:
             error = Overloaded("the cluster has no KV memory left for this request")
@@ -182,17 +184,30 @@ class Scheduler:
         self._roster.preempt(sequence, now_s)
         sequence.waiting_since_s = now_s
 
-    def _relieve(self, plan: Schedule, can_lend: bool) -> None:
+    def _claimant(self, starved: list[Sequence], now_s: float) -> Sequence | None:
+        """Who has waited for so long that younger requests elsewhere should give way to it.
+
+        Only the lowest in rank has nobody here who could.
+        """
+        lowest = self.running[-1] if self.running else None
+        if lowest is None or lowest not in starved:
+            return None
+        is_urgent = now_s - lowest.waiting_since_s > self.config.recall_patience_s
+        return lowest if is_urgent and self.placement.may_lend(now_s) else None
+
+    def _relieve(self, plan: Schedule, can_lend: bool, claimant: Sequence | None) -> None:
         """Ask for room before the running sequences run out of it: lend blocks of the longest, or
         have back what is lent to others."""
-        deficit = self.placement.num_missing_blocks
-        if deficit <= 0 or self.placement.is_moving:
+        num_missing, first = self.placement.missing_to_grow()
+        if first is None or self.placement.is_moving:
             return
-        sequence = self.placement.longest_movable() if can_lend else None
+        is_lending = can_lend or claimant is not None
+        sequence = self.placement.longest_movable() if is_lending else None
         if sequence is None:
-            plan.recall(min(deficit, self._recallable_blocks))
+            plan.recall(min(num_missing, self._recallable_blocks), first)
             return
         # What this step writes is not computed yet: only blocks that were full before it may move.
-        order = self.placement.begin_move(sequence.req_id, deficit)
+        for_whom = claimant.rank if claimant is not None else None
+        order = self.placement.begin_move(sequence.req_id, num_missing, for_whom)
         if order is not None:
             plan.moves.append(order)

@@ -9,6 +9,7 @@ from services.common.sampling import GREEDY, SamplingParams
 from services.worker.engine.sampling.state import SamplingState, TokenLogprobs
 from services.worker.kvcache.block_hash import BlockHash, extend_hashes, root_hash
 from services.worker.kvcache.block_table import BlockTable
+from services.worker.rank import Rank
 
 
 class FinishReason(Enum):
@@ -29,10 +30,16 @@ class Request:
     """All that end the sequence, the model's own included."""
     priority: int = 0
     """Smaller goes first; equals go by age."""
+    arrived_at_s: float = 0.0
+    """On the router's wall clock: the same on every instance that serves the request."""
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes."""
     output_token_ids: tuple[int, ...] = ()
     """What another instance generated before it was lost; `max_tokens` counts it."""
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(self.priority, self.arrived_at_s, self.req_id)
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -44,8 +51,8 @@ class Sequence:
     """Tokens known so far, how many of them have their KV, and where that KV lies."""
 
     request: Request
-    arrival: int
-    """Age order over all sequences of this instance: smaller is older and has first claim."""
+    rank: Rank
+    """Smaller goes first, and has first claim on memory."""
     table: BlockTable
     token_ids: list[int]
     num_computed: int = 0
@@ -68,20 +75,15 @@ class Sequence:
     sampling: SamplingState = field(default_factory=SamplingState)
 
     @classmethod
-    def of(cls, request: Request, arrival: int, block_size: int, now_s: float) -> "Sequence":
+    def of(cls, request: Request, block_size: int, now_s: float) -> "Sequence":
         table = BlockTable(block_size)
         tokens = [*request.prompt_token_ids, *request.output_token_ids]
         root = root_hash(request.cache_salt)
-        return cls(request, arrival, table, tokens, waiting_since_s=now_s, root_hash=root)
+        return cls(request, request.rank, table, tokens, waiting_since_s=now_s, root_hash=root)
 
     @property
     def req_id(self) -> ReqId:
         return self.request.req_id
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Who goes first: smaller does."""
-        return (self.request.priority, self.arrival)
 
     @property
     def num_tokens(self) -> int:
@@ -215,9 +217,15 @@ class ScheduledSequence:
 class MoveOrder:
     """Full local blocks of one sequence, oldest first, that should move to creditors."""
 
-    req_id: ReqId
+    rank: Rank
     epoch: int
     block_ids: tuple[int, ...]
+    claimant: Rank | None = None
+    """Who cannot go on without this, so that younger requests elsewhere give way to it."""
+
+    @property
+    def req_id(self) -> ReqId:
+        return self.rank.req_id
 
 
 @dataclass(slots=True)
@@ -232,6 +240,8 @@ class Schedule:
     num_preempted: int = 0
     num_recalled_blocks: int = 0
     """Blocks lent to others that are wanted back."""
+    recall_claimant: Rank | None = None
+    """The highest in rank of those who want them."""
 
     num_tokens: int = 0
 
@@ -247,8 +257,10 @@ class Schedule:
         self.items.append(ScheduledSequence(sequence, sequence.next_chunk.start, num_tokens))
         self.num_tokens += num_tokens
 
-    def recall(self, num_blocks: int) -> None:
-        self.num_recalled_blocks = max(self.num_recalled_blocks, num_blocks)
+    def recall(self, num_blocks: int, claimant: Rank) -> None:
+        if num_blocks > 0:
+            self.num_recalled_blocks = max(self.num_recalled_blocks, num_blocks)
+            self.recall_claimant = min(self.recall_claimant or claimant, claimant)
 
     def remove(self, sequence: Sequence) -> None:
         """Take back what was planned for it, if anything was."""

@@ -13,6 +13,7 @@ from services.worker.kvcache.block_hash import BlockHash
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.block_table import RemoteSpan
 from services.worker.kvcache.remote_prefixes import RemotePrefixes
+from services.worker.rank import Rank
 
 
 @dataclass(slots=True)
@@ -132,7 +133,9 @@ class SequenceBlocks:
 
     # -- lending ----------------------------------------------------------------------------------
 
-    def begin_move(self, sequence: Sequence, num_blocks: int) -> MoveOrder | None:
+    def begin_move(
+        self, sequence: Sequence, num_blocks: int, claimant: Rank | None
+    ) -> MoveOrder | None:
         """Take the oldest `num_blocks` movable blocks for a move.
 
         None if a creditor holds them already, for another sequence: then that copy is used.
@@ -142,7 +145,7 @@ class SequenceBlocks:
         moving = sequence.movable_blocks[:num_blocks]
         sequence.moving_from = moving.start
         block_ids = tuple(sequence.table.block_id(index) for index in moving)
-        return MoveOrder(sequence.req_id, sequence.epoch, block_ids)
+        return MoveOrder(sequence.rank, sequence.epoch, block_ids, claimant)
 
     def commit_move(self, sequence: Sequence, span: RemoteSpan) -> None:
         """The creditor's copy of the oldest moving blocks becomes the truth."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
-from services.worker.kvcache.lending import Grant, LendingLedger, LentPart, Owner
+from services.worker.kvcache.lending import Grant, LendingLedger, LentPart, Owner, Sacrifice
+from services.worker.rank import Rank
 
 
 class Lender:
@@ -36,19 +37,26 @@ class Lender:
         with self._lock:
             return self._ledger.num_recallable_blocks(self._clock())
 
-    def recall(self, num_blocks: int) -> list[Grant]:
+    @property
+    def oldest_borrower(self) -> Rank | None:
         with self._lock:
-            return self._ledger.recall(num_blocks, self._clock())
+            return self._ledger.oldest_borrower()
+
+    def recall(self, num_blocks: int, claimant: Rank | None = None) -> list[Grant]:
+        with self._lock:
+            return self._ledger.recall(num_blocks, self._clock(), claimant)
+
+    def sacrifice_for(self, claimant: Rank, num_blocks: int) -> Sacrifice:
+        with self._lock:
+            return self._ledger.sacrifice_for(claimant, num_blocks, self._clock())
 
     def blocks_by_request(self) -> dict[tuple[ReqId, InstId], int]:
         with self._lock:
             return self._ledger.blocks_by_request()
 
-    def reserve(
-        self, owner: Owner, req_id: ReqId, move_id: MoveId, num_blocks: int
-    ) -> Grant | None:
+    def reserve(self, owner: Owner, rank: Rank, move_id: MoveId, num_blocks: int) -> Grant | None:
         with self._lock:
-            return self._ledger.reserve(owner, req_id, move_id, num_blocks, self._clock())
+            return self._ledger.reserve(owner, rank, move_id, num_blocks, self._clock())
 
     def begin_receive(
         self,

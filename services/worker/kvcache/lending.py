@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
+from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.kvcache.block_pool import BlockPool
+from services.worker.rank import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,18 @@ class GrantState(Enum):
 @dataclass(slots=True, eq=False)
 class Grant:
     owner: Owner
-    req_id: ReqId
+    rank: Rank
+    """Of the request that it is for."""
     move_id: MoveId
     block_ids: list[int]
     expires_s: float
     state: GrantState = GrantState.RESERVED
     received: set[int] = field(default_factory=set)
     num_pins: int = 0
+
+    @property
+    def req_id(self) -> ReqId:
+        return self.rank.req_id
 
     def is_live(self, now_s: float) -> bool:
         """Neither ended nor overdue, whether or not somebody has swept since."""
@@ -55,6 +62,15 @@ class LentPart:
 
     grants: tuple[Grant, ...]
     block_ids: list[int]
+
+
+class Sacrifice(NamedTuple):
+    """What has to be given up so that an older request elsewhere can go on."""
+
+    num_recalled: int
+    """Blocks to ask back from younger borrowers."""
+    num_free: int
+    """How many blocks should be free, younger requests of this instance giving way."""
 
 
 class LendingLedger:
@@ -79,6 +95,7 @@ class LendingLedger:
         self._max_lent_blocks = pool.num_blocks if max_lent_blocks is None else max_lent_blocks
         self._hold_off_s = hold_off_s
         self._lend_not_before_s = -inf
+        self._held_off_for: Rank | None = None
         self._grants: dict[MoveId, Grant] = {}
 
     @property
@@ -98,12 +115,12 @@ class LendingLedger:
         return rows
 
     def reserve(
-        self, owner: Owner, req_id: ReqId, move_id: MoveId, num_blocks: int, now_s: float
+        self, owner: Owner, rank: Rank, move_id: MoveId, num_blocks: int, now_s: float
     ) -> Grant | None:
         """First come, first served. The same move id again is the same grant; None is a refusal."""
         known = self._grants.get(move_id)
         if known is not None:
-            same = known.owner == owner and known.req_id == req_id
+            same = known.owner == owner and known.rank == rank
             return known if same and known.state is not GrantState.ENDED else None
         is_allowed = 0 < num_blocks <= self._max_lent_blocks - self.num_lent_blocks
         if not is_allowed or now_s < self._lend_not_before_s:
@@ -111,7 +128,7 @@ class LendingLedger:
         block_ids = self._pool.try_allocate(num_blocks, self._keep_free)
         if block_ids is None:
             return None
-        grant = Grant(owner, req_id, move_id, block_ids, now_s + self._lease_s)
+        grant = Grant(owner, rank, move_id, block_ids, now_s + self._lease_s)
         self._grants[move_id] = grant
         return grant
 
@@ -174,18 +191,45 @@ class LendingLedger:
         self._end(grant)
         return len(grant.block_ids)
 
-    def num_recallable_blocks(self, now_s: float) -> int:
-        return sum(len(grant.block_ids) for grant in self._held(now_s))
+    def sacrifice_for(self, claimant: Rank, num_blocks: int, now_s: float) -> Sacrifice:
+        """Loans to younger requests come before requests of this instance's own.
 
-    def recall(self, num_blocks: int, now_s: float) -> list[Grant]:
-        """Which grants to ask back, newest first, until they have `num_blocks`.
+        Ends the hold-off if it was for somebody younger: the claimant goes first.
+        """
+        if self._held_off_for is not None and claimant <= self._held_off_for:
+            self._lend_not_before_s = -inf
+        num_younger = self.num_recallable_blocks(now_s, claimant)
+        num_unlent = self._max_lent_blocks - self.num_lent_blocks
+        num_blocks = min(num_blocks, num_unlent + num_younger)
+        num_free = self._pool.num_free
+        num_missing = max(0, num_blocks + self._keep_free - num_free) if num_blocks > 0 else 0
+        num_recalled = min(num_younger, max(num_missing, num_blocks - num_unlent))
+        return Sacrifice(max(0, num_recalled), num_free + max(0, num_missing - num_recalled))
+
+    def num_recallable_blocks(self, now_s: float, claimant: Rank | None = None) -> int:
+        """With a claimant: only of those who are younger."""
+        return sum(
+            len(grant.block_ids)
+            for grant in self._held(now_s)
+            if claimant is None or claimant < grant.rank
+        )
+
+    def oldest_borrower(self) -> Rank | None:
+        live = (grant for grant in self._grants.values() if grant.state is not GrantState.ENDED)
+        return min(map(_rank, live), default=None)
+
+    def recall(self, num_blocks: int, now_s: float, claimant: Rank | None = None) -> list[Grant]:
+        """Which grants to ask back, the youngest requests' first, until they have `num_blocks`.
 
         They stay readable until their owners release them; who asks again is told the same ones.
-        What is still being filled is not the owner's to give back yet.
+        What is still being filled is not the owner's to give back yet. Without a claimant the
+        instance itself is going to end.
         """
         self._lend_not_before_s = now_s + self._hold_off_s
+        self._held_off_for = claimant
         chosen = []
-        for grant in reversed(self._held(now_s)):
+        newest_first = self._held(now_s)[::-1]
+        for grant in sorted(newest_first, key=_rank, reverse=True):
             if num_blocks <= 0:
                 break
             chosen.append(grant)
@@ -240,3 +284,7 @@ class LendingLedger:
     def _forget(self, grant: Grant) -> None:
         del self._grants[grant.move_id]
         self._pool.free(grant.block_ids)
+
+
+def _rank(grant: Grant) -> Rank:
+    return grant.rank

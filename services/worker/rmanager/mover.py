@@ -41,13 +41,17 @@ class Mover:
     async def move(self, order: MoveOrder, destination: PeerView | None = None) -> int:
         """Move what creditors take of the order, oldest first; returns the blocks committed.
 
-        A planned `destination` is asked for all of it; otherwise whoever has room is asked.
+        A planned `destination` is asked for all of it; otherwise whoever has room is asked, or, for
+        a claimant, whoever has not to make some.
         """
         moved = 0
         loop = asyncio.get_running_loop()
         try:
             with self._parts.trace_of(order.req_id):
-                moved = await self._move_all(order, destination)
+                if order.claimant is not None:
+                    moved = await self._claim(order)
+                else:
+                    moved = await self._move_all(order, destination)
         finally:
             was_refused = moved == 0 and destination is None
             self._parts.engine.call(lambda s: s.placement.end_move(order, was_refused, loop.time()))
@@ -71,6 +75,16 @@ class Mover:
                 moved += len(taken)
         return moved
 
+    async def _claim(self, order: MoveOrder) -> int:
+        """One creditor at a time makes room for all of the order, or for what it can."""
+        for creditor in self._parts.peers.everyone:
+            if await self._move_to(creditor, order, order.block_ids):
+                return len(order.block_ids)
+            part = order.block_ids[: self._parts.peers.room_on(creditor.inst_id)]
+            if part and await self._move_to(creditor, order, part):
+                return len(part)
+        return 0
+
     async def _move_to(
         self,
         creditor: PeerView,
@@ -81,7 +95,9 @@ class Mover:
         # The sequence may have given its blocks up: then the order is void.
         if not await self._is_current(order):
             return False
-        span = await self._parts.reserver.reserve(creditor, order.req_id, len(block_ids))
+        span = await self._parts.reserver.reserve(
+            creditor, order.rank, len(block_ids), order.claimant
+        )
         if span is None:
             return False
         peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
@@ -127,7 +143,7 @@ class Mover:
             if loop.time() > end_s:
                 break
             is_current, is_short = await self._call(
-                lambda s: (s.placement.is_current(order), s.placement.num_missing_blocks > 0)
+                lambda s: (s.placement.is_current(order), s.placement.missing_to_grow()[0] > 0)
             )
             if not is_current:
                 return 0

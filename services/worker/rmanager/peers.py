@@ -95,6 +95,17 @@ class Peers:
     def lendable(self, view: PeerView) -> int:
         return 0 if view.is_draining else max(0, view.free_blocks - self._keep_free)
 
+    @property
+    def everyone(self) -> list[PeerView]:
+        """Who could give way to a request that cannot go on, most free first."""
+        views = [view for view in self._views.values() if not view.is_draining]
+        return sorted(views, key=lambda view: (-view.free_blocks, view.inst_id))
+
+    def room_on(self, inst_id: InstId) -> int:
+        """What that one could lend, as it was last heard to say itself."""
+        view = self._views.get(inst_id)
+        return 0 if view is None else self.lendable(view)
+
     def best_creditors(self, hint: Sequence[PeerView] = ()) -> list[PeerView]:
         """Who to ask: the fresh hint in its own order if there is one, else most free first."""
         known = [view for view in hint if self._can_lend(view)] or sorted(

@@ -16,7 +16,9 @@ from services.common.rpc import CONTROL_DEADLINE_S
 from services.worker.distattention.debtor import Peer
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import Owner
+from services.worker.rank import Rank
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.ranks import rank_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +36,20 @@ class Recaller:
         self._not_before_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def recall(
-        self,
-        num_blocks: int,
-        reason: "worker_pb2.RecallReason.ValueType" = worker_pb2.RECALL_REASON_MEMORY,
-    ) -> None:
-        """On the event loop's thread, as often as the wish lasts; a round is made now and then."""
+    def recall(self, num_blocks: int, claimant: Rank | None) -> None:
+        """On the event loop's thread, as often as the wish lasts; a round is made now and then.
+
+        `claimant`: the request that needs the memory; None: we are leaving.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s < self._not_before_s:
             return
         self._not_before_s = now_s + _PERIOD_S
         moves: dict[Owner, list[MoveId]] = {}
-        for grant in self._lender.recall(num_blocks):
+        for grant in self._lender.recall(num_blocks, claimant):
             moves.setdefault(grant.owner, []).append(grant.move_id)
         for owner, move_ids in moves.items():
-            task = asyncio.create_task(self._ask(owner, move_ids, reason))
+            task = asyncio.create_task(self._ask(owner, move_ids, claimant))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -57,12 +58,8 @@ class Recaller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _ask(
-        self,
-        owner: Owner,
-        move_ids: Sequence[MoveId],
-        reason: "worker_pb2.RecallReason.ValueType",
-    ) -> None:
+    async def _ask(self, owner: Owner, move_ids: Sequence[MoveId], claimant: Rank | None) -> None:
+        reason = worker_pb2.RECALL_REASON_MEMORY if claimant else worker_pb2.RECALL_REASON_DRAIN
         request = worker_pb2.RecallKvCacheRequest(
             creditor_inst_id=self._me.inst_id,
             creditor_incarnation=self._me.incarnation,
@@ -70,6 +67,7 @@ class Recaller:
             move_ids=move_ids,
             reason=reason,
             creditor_data_address=self._me.data_address,
+            claimant=None if claimant is None else rank_to_wire(claimant),
         )
         stub = self._clients.known(owner.inst_id, owner.incarnation)
         try:

@@ -9,8 +9,10 @@ from services.common.ids import ReqId, new_move_id
 from services.common.rpc import CONTROL_DEADLINE_S, PROBE_DEADLINE_S
 from services.worker.distattention.debtor import Peer
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rank import Rank
 from services.worker.rmanager.clients import Clients, peer_view
 from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.ranks import rank_to_wire
 from services.worker.rmanager.releaser import Releaser
 
 logger = logging.getLogger(__name__)
@@ -46,19 +48,23 @@ class Reserver:
         return self._peers.best_creditors([peer_view(view) for view in answer.creditors])
 
     async def reserve(
-        self, creditor: PeerView, req_id: ReqId, num_blocks: int
+        self, creditor: PeerView, rank: Rank, num_blocks: int, claimant: Rank | None = None
     ) -> RemoteSpan | None:
-        """First come, first served; None where it is refused. What is not used must be released."""
+        """First come, first served; None where it is refused. What is not used must be released.
+
+        `rank`: of the request whose blocks these are; `claimant`: to whom younger ones give way.
+        """
         inst_id, incarnation = creditor.inst_id, creditor.incarnation
-        span = RemoteSpan(req_id, inst_id, incarnation, new_move_id(), num_blocks)
+        span = RemoteSpan(rank.req_id, inst_id, incarnation, new_move_id(), num_blocks)
         request = worker_pb2.TryMoveKvCacheRequest(
-            req_id=span.req_id,
+            rank=rank_to_wire(rank),
             num_blocks=span.num_blocks,
             source_inst_id=self._me.inst_id,
             source_incarnation=self._me.incarnation,
             move_id=span.move_id,
             dst_incarnation=span.incarnation,
             source_control_address=self._control_address,
+            claimant=None if claimant is None else rank_to_wire(claimant),
         )
         stub = self._clients.rmanager(creditor)
         try:

@@ -16,6 +16,7 @@ from services.common.ids import MoveId
 from services.worker.distattention.debtor import Peer
 from services.worker.engine.scheduler import Scheduler
 from services.worker.kvcache.block_table import RemoteSpan
+from services.worker.rank import Rank
 from services.worker.rmanager.peers import PeerView
 from services.worker.rmanager.transfer_parts import TransferParts
 
@@ -34,13 +35,18 @@ class Retriever:
         self.taken_back_blocks = 0
         self.lent_on_blocks = 0
 
-    async def retrieve(self, source: Peer, move_ids: Collection[MoveId]) -> bool:
-        """Returns once it is under way; False if nothing of these moves is used here (any more)."""
+    async def retrieve(
+        self, source: Peer, move_ids: Collection[MoveId], claimant: Rank | None
+    ) -> bool:
+        """Returns once it is under way; False if nothing of these moves is used here (any more).
+
+        `claimant`: who needs the memory, so that only younger ones give way; None: everybody does.
+        """
         creditor, wanted = (source.inst_id, source.incarnation), frozenset(move_ids)
         spans = await self._call(lambda s: s.blocks.recalled(creditor, wanted))
         for span in spans:
             if span.move_id not in self._under_way:
-                task = asyncio.create_task(self._retrieve(source, span))
+                task = asyncio.create_task(self._retrieve(source, span, claimant))
                 self._under_way[span.move_id] = task
                 task.add_done_callback(partial(self._on_done, span.move_id))
         return bool(spans)
@@ -52,12 +58,12 @@ class Retriever:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self._copy_thread.shutdown)
 
-    async def _retrieve(self, source: Peer, span: RemoteSpan) -> None:
+    async def _retrieve(self, source: Peer, span: RemoteSpan, claimant: Rank | None) -> None:
         async with self._one_by_one:
             try:
                 with self._parts.trace_of(span.req_id):
                     if not await self._lend_on(source, span):
-                        await self._take_back(source, span)
+                        await self._take_back(source, span, claimant)
             except PartLost as error:
                 logger.warning("cannot give back yet, nothing is lost: %s", error)
 
@@ -74,15 +80,18 @@ class Retriever:
         for creditor in await self._parts.reserver.find_creditors(span.req_id, num_blocks):
             if creditor.inst_id == source.inst_id or peers.lendable(creditor) < num_blocks:
                 continue
-            if not await self._is_used(span):
+            rank = await self._call(lambda s: s.placement.rank_of(span))
+            if rank is None:
                 return True
-            if await self._lend_on_to(creditor, source, span):
+            if await self._lend_on_to(creditor, source, span, rank):
                 self.lent_on_blocks += num_blocks
                 return True
         return False
 
-    async def _lend_on_to(self, creditor: PeerView, source: Peer, span: RemoteSpan) -> bool:
-        target = await self._parts.reserver.reserve(creditor, span.req_id, span.num_blocks)
+    async def _lend_on_to(
+        self, creditor: PeerView, source: Peer, span: RemoteSpan, rank: Rank
+    ) -> bool:
+        target = await self._parts.reserver.reserve(creditor, rank, span.num_blocks)
         if target is None:
             return False
         peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
@@ -124,12 +133,12 @@ class Retriever:
 
     # -- back here --------------------------------------------------------------------------------
 
-    async def _take_back(self, source: Peer, span: RemoteSpan) -> None:
+    async def _take_back(self, source: Peer, span: RemoteSpan, claimant: Rank | None) -> None:
         """Into free blocks, which the youngest requests give up where there are too few."""
         now_s = asyncio.get_running_loop().time()
-        block_ids = await self._call(lambda s: s.placement.make_room(span, now_s))
+        block_ids = await self._call(lambda s: s.placement.make_room(span, claimant, now_s))
         if block_ids is None:
-            return  # whoever used it gave way
+            return  # whoever used it gave way, or goes before the claimant
         is_committed = False
         try:
             await self._on_copy_thread(lambda: self._fetch(source, span.move_id, block_ids))
@@ -148,9 +157,6 @@ class Retriever:
             fetcher.close()
 
     # -- the engine and the thread ----------------------------------------------------------------
-
-    async def _is_used(self, span: RemoteSpan) -> bool:
-        return await self._call(lambda s: s.blocks.is_used(span))
 
     async def _call(self, function: Callable[[Scheduler], T]) -> T:
         """Between two steps."""

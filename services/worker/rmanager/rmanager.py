@@ -1,7 +1,7 @@
 """The rManager: what of this instance's memory is whose, and what of its requests lies elsewhere.
 
-Debtor side: moves, renewals, releases. Creditor side: reservations and their end. It answers the
-RManager service and the scheduler's wishes; the blocks themselves are kept by `kvcache`.
+The debtor's side: moves, renewals, recalls that others make. The creditor's is `creditor_side`. It
+answers the RManager service and the scheduler's wishes; `kvcache` keeps the blocks themselves.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from services.worker.engine.engine import Engine
 from services.worker.engine.sequence import MoveOrder
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
-from services.worker.kvcache.lending import Owner
 from services.worker.rmanager.clients import Clients, destination_view
+from services.worker.rmanager.creditor_side import CreditorSide
 from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings
 from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.peers import Peers, PeerView
 from services.worker.rmanager.perf_report import PerfReport
-from services.worker.rmanager.recaller import Recaller
+from services.worker.rmanager.ranks import rank_from_wire
 from services.worker.rmanager.releaser import Releaser
 from services.worker.rmanager.reserver import Reserver
 from services.worker.rmanager.retriever import Retriever
@@ -51,7 +51,7 @@ class RManagerParts:
     mover: Mover
     reserver: Reserver
     releaser: Releaser
-    recaller: Recaller
+    creditor: CreditorSide
     retriever: Retriever
     links: LinkBook
     survey: LinkSurvey
@@ -64,6 +64,7 @@ class RManager:
         self._tasks: set[asyncio.Task[int]] = set()
         self._last_tokens = (0.0, 0)
         self._perf = PerfReport(parts.info.perf, parts.links)
+        self.creditor = parts.creditor
         self.is_draining = False
         self._fence = Fence()
         self.heartbeat = Heartbeat(
@@ -87,21 +88,21 @@ class RManager:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.heartbeat.run())
             tasks.create_task(self._renew_loop())
-            tasks.create_task(self._expire_loop())
+            tasks.create_task(self.creditor.expire_loop())
             if self._parts.is_pooling:
                 tasks.create_task(self._parts.survey.run())
 
     def begin_drain(self) -> None:
         """Lend nothing new, and let everybody know at once."""
         self.is_draining = True
-        self._parts.lender.end_unfilled()
+        self.creditor.stop_lending()
         self.heartbeat.beat_now()
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._parts.recaller.close()
+        await self.creditor.close()
         await self._parts.retriever.close()
         await self._parts.mover.close()
         await self._parts.releaser.close()
@@ -162,10 +163,11 @@ class RManager:
             request.creditor_data_address,
         )
         logger.info("recalled", extra={"creditor": source.inst_id, "reason": request.reason})
-        # The next view says whether it lends again.
-        self._parts.peers.forget(source.inst_id)
+        # The next view says whether it lends again; until then it does to older requests only.
+        self._parts.peers.learn_free(source.inst_id, 0)
         move_ids = [MoveId(move_id) for move_id in request.move_ids]
-        if not await self._parts.retriever.retrieve(source, move_ids):
+        claimant = rank_from_wire(request.claimant) if request.HasField("claimant") else None
+        if not await self._parts.retriever.retrieve(source, move_ids, claimant):
             return worker_pb2.RecallKvCacheResponse(reason="nothing of these moves is in use here")
         return worker_pb2.RecallKvCacheResponse(accepted=True)
 
@@ -200,66 +202,6 @@ class RManager:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("move failed", exc_info=task.exception())
-
-    # -- creditor side ----------------------------------------------------------------------------
-
-    def try_move_kvcache(
-        self, request: worker_pb2.TryMoveKvCacheRequest
-    ) -> worker_pb2.TryMoveKvCacheResponse:
-        """Reserve, first come first served, or refuse; the grant is a lease on our own clock."""
-        refusal = partial(worker_pb2.TryMoveKvCacheResponse, free_blocks=self._parts.pool.num_free)
-        if not self._parts.is_pooling or self.is_draining:
-            return refusal(reason="this instance does not lend")
-        if request.dst_incarnation != self._parts.me.incarnation:
-            return refusal(reason="the reservation is for an earlier start")
-        if not request.source_control_address:
-            return refusal(reason="the source does not say where it could be asked back")
-        owner = Owner(InstId(request.source_inst_id), Incarnation(request.source_incarnation))
-        grant = self._parts.lender.reserve(
-            owner, ReqId(request.req_id), MoveId(request.move_id), request.num_blocks
-        )
-        if grant is None:
-            return refusal(reason="no blocks to lend now")
-        address = request.source_control_address
-        self._parts.clients.remember(owner.inst_id, owner.incarnation, address)
-        return worker_pb2.TryMoveKvCacheResponse(
-            granted=True,
-            lease_s=self._parts.lender.lease_s,
-            free_blocks=self._parts.pool.num_free,
-        )
-
-    def renew_leases(
-        self, request: worker_pb2.RenewLeasesRequest
-    ) -> worker_pb2.RenewLeasesResponse:
-        owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
-        lost = self._parts.lender.renew(owner, [MoveId(move_id) for move_id in request.move_ids])
-        return worker_pb2.RenewLeasesResponse(
-            lost_move_ids=lost, incarnation=self._parts.me.incarnation
-        )
-
-    def release_kvcache(
-        self, request: worker_pb2.ReleaseKvCacheRequest
-    ) -> worker_pb2.ReleaseKvCacheResponse:
-        owner = Owner(InstId(request.owner_inst_id), Incarnation(request.owner_incarnation))
-        released = self._parts.lender.release(owner, MoveId(request.move_id))
-        return worker_pb2.ReleaseKvCacheResponse(
-            released_blocks=released, free_blocks=self._parts.pool.num_free
-        )
-
-    def recall_all(self) -> bool:
-        """Whoever has something here should take it away; to be repeated until False: none has."""
-        num_blocks = self._parts.lender.num_lent_blocks
-        self._parts.recaller.recall(num_blocks, worker_pb2.RECALL_REASON_DRAIN)
-        return num_blocks > 0
-
-    async def _expire_loop(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            for grant in self._parts.lender.expire():
-                logger.warning(
-                    "lease over: %d blocks of request %d, owner %d",
-                    len(grant.block_ids), grant.req_id, grant.owner.inst_id,
-                )  # fmt: skip
 
     # -- heartbeat --------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ already is not sent again.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -158,6 +159,14 @@ async def test_an_unseeded_request_is_continued_with_the_seed_it_began_with() ->
     assert all(request.sampling.HasField("seed") for request in workers[0].requests)
     assert first == second
     assert len(set(first)) == 3
+
+
+async def test_a_request_keeps_its_age_when_another_instance_goes_on() -> None:
+    workers = pair(speak(TEXT, until=3, error=Unavailable("draining")), speak(TEXT))
+    before_s = time.time()
+    await ask(workers, BODY)
+    arrived_at_s = [worker.requests[0].arrived_at_s for worker in workers]
+    assert before_s <= arrived_at_s[0] == arrived_at_s[1] <= time.time()
 
 
 async def test_a_stop_string_across_the_seam_ends_the_answer() -> None:

@@ -51,6 +51,7 @@ async def error_of(instance: Instance, **fields: object) -> InfiniteLLMError:
         ({"prompt_token_ids": []}, InvalidRequest, "prompt"),
         ({"prompt_token_ids": [1000]}, InvalidRequest, "prompt"),
         ({"max_tokens": 0}, InvalidRequest, "max_tokens"),
+        ({"arrived_at_s": NAN}, InvalidRequest, "arrived_at_s"),
         ({"sampling": types_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "temperature"),
         ({"sampling": types_pb2.SamplingParams(top_p=1.5)}, InvalidRequest, "top_p"),
         ({"sampling": types_pb2.SamplingParams(min_p=NAN)}, InvalidRequest, "min_p"),

@@ -18,6 +18,7 @@ from services.worker.config import Config
 from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.distattention.debtor import Peer, RemotePart
 from services.worker.engine.attention import ChannelPool
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Request
@@ -97,7 +98,7 @@ class Engine:
         self.answer = Answer()
 
     def step(self) -> None:
-        plan = self.scheduler.schedule(0.0, 0)
+        plan = self.scheduler.schedule(0.0, MemoryElsewhere())
         try:
             sampled = self._runner.run(plan)
         except PartLost as error:

@@ -12,6 +12,7 @@ from services.common.sampling import SamplingParams
 from services.worker.config import Config
 from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.engine.attention import ChannelPool
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.sequence import FinishReason, Request
 from tests.unit.benchmarks.tiny_model import save_tiny_model
@@ -56,7 +57,7 @@ def answer_to(core: Core, request: Request) -> Answer:
     scheduler.add(request, 0.0)
     answer = Answer()
     while answer.reason is None:
-        plan = scheduler.schedule(0.0, 0)
+        plan = scheduler.schedule(0.0, MemoryElsewhere())
         for output in scheduler.postprocess(plan, runner.run(plan), 0.0):
             answer.token_ids += output.token_ids
             answer.logprobs += output.logprobs

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from services.common.errors import Overloaded
 from services.common.ids import ReqId
 from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import FinishReason, Request
 from services.worker.engine.sequence_blocks import SequenceBlocks
@@ -159,9 +160,9 @@ def test_a_refused_move_is_not_offered_again_at_once() -> None:
         world.step()
     world.carry_out(world.orders.pop(), granted=0)
     refused_s = world.now_s
-    plan = world.scheduler.schedule(refused_s + 0.1, world.remote_free)
+    plan = world.scheduler.schedule(refused_s + 0.1, MemoryElsewhere(world.remote_free))
     assert plan.moves == []
-    assert world.scheduler.schedule(refused_s + 1.0, world.remote_free).moves
+    assert world.scheduler.schedule(refused_s + 1.0, MemoryElsewhere(world.remote_free)).moves
 
 
 def test_an_order_that_became_void_is_no_refusal() -> None:

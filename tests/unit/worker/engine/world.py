@@ -2,6 +2,7 @@
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder, Request, Schedule, SequenceOutput
 from services.worker.engine.sequence_blocks import SequenceBlocks
@@ -68,7 +69,10 @@ class World:
         self.now_s += 1.0
 
     def _schedule(self) -> Schedule:
-        plan = self.scheduler.schedule(self.now_s, self.remote_free, len(self.lent_to_others))
+        plan = self.scheduler.schedule(
+            self.now_s,
+            MemoryElsewhere(self.remote_free, self.remote_blocks, len(self.lent_to_others)),
+        )
         self.settle()
         self.check(plan)
         self.outputs += plan.failed
@@ -103,7 +107,7 @@ class World:
 
     def make_room(self, span: RemoteSpan) -> list[int] | None:
         """The first half of taking a part back; `take_back` is the second, some steps later."""
-        blocks = self.scheduler.placement.make_room(span, self.now_s)
+        blocks = self.scheduler.placement.make_room(span, None, self.now_s)
         self.reserved += blocks or []
         return blocks
 

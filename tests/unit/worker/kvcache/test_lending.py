@@ -8,10 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lending import Grant, GrantState, LendingLedger, LentPart, Owner
+from services.worker.rank import Rank
 
 OWNER = Owner(InstId(1), Incarnation(11))
 OTHER = Owner(InstId(1), Incarnation(12))
-REQ, MOVE = ReqId(5), MoveId(50)
+RANK, MOVE = Rank(0, 1.0, ReqId(5)), MoveId(50)
 LEASE_S = 10.0
 
 
@@ -30,7 +31,7 @@ def fill(ledger: LendingLedger, grant: Grant, now_s: float = 0.0) -> None:
 
 
 def held(ledger: LendingLedger, num_blocks: int = 2, move: MoveId = MOVE) -> LentPart:
-    grant = ledger.reserve(OWNER, REQ, move, num_blocks, 0.0)
+    grant = ledger.reserve(OWNER, RANK, move, num_blocks, 0.0)
     assert grant is not None
     fill(ledger, grant)
     return ledger.open_part(OWNER, [move], 0.0)
@@ -38,29 +39,29 @@ def held(ledger: LendingLedger, num_blocks: int = 2, move: MoveId = MOVE) -> Len
 
 def test_reservations_are_first_come_first_served() -> None:
     ledger, pool = ledger_of()
-    assert ledger.reserve(OWNER, REQ, MOVE, 5, 0.0) is not None
-    assert ledger.reserve(OTHER, ReqId(6), MoveId(51), 3, 0.0) is None
-    assert ledger.reserve(OTHER, ReqId(6), MoveId(51), 2, 0.0) is not None
+    assert ledger.reserve(OWNER, RANK, MOVE, 5, 0.0) is not None
+    assert ledger.reserve(OTHER, RANK._replace(req_id=ReqId(6)), MoveId(51), 3, 0.0) is None
+    assert ledger.reserve(OTHER, RANK._replace(req_id=ReqId(6)), MoveId(51), 2, 0.0) is not None
     assert pool.num_free == 1
 
 
 @pytest.mark.parametrize("num_blocks", [0, -1])
 def test_a_reservation_of_nothing_is_refused(num_blocks: int) -> None:
     ledger, _ = ledger_of()
-    assert ledger.reserve(OWNER, REQ, MOVE, num_blocks, 0.0) is None
+    assert ledger.reserve(OWNER, RANK, MOVE, num_blocks, 0.0) is None
 
 
 def test_a_duplicate_reservation_is_the_same_grant() -> None:
     ledger, pool = ledger_of()
-    first = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
-    assert ledger.reserve(OWNER, REQ, MOVE, 2, 1.0) is first
-    assert ledger.reserve(OTHER, REQ, MOVE, 2, 1.0) is None
+    first = ledger.reserve(OWNER, RANK, MOVE, 2, 0.0)
+    assert ledger.reserve(OWNER, RANK, MOVE, 2, 1.0) is first
+    assert ledger.reserve(OTHER, RANK, MOVE, 2, 1.0) is None
     assert pool.num_free == 6
 
 
 def test_a_part_can_be_read_only_when_every_block_arrived() -> None:
     ledger, _ = ledger_of()
-    grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    grant = ledger.reserve(OWNER, RANK, MOVE, 2, 0.0)
     assert grant is not None
     ledger.begin_receive(OWNER, MOVE, 0, 0.0)
     ledger.end_receive(MOVE, 0, True)
@@ -76,18 +77,18 @@ def test_a_part_can_be_read_only_when_every_block_arrived() -> None:
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_copy_beyond_the_reservation_is_refused(index: int) -> None:
     ledger, _ = ledger_of()
-    ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    ledger.reserve(OWNER, RANK, MOVE, 2, 0.0)
     with pytest.raises(LookupError):
         ledger.begin_receive(OWNER, MOVE, index, 0.0)
 
 
 def test_no_more_is_lent_than_the_cap() -> None:
     ledger = LendingLedger(BlockPool(8), 1, LEASE_S, max_lent_blocks=3)
-    assert ledger.reserve(OWNER, REQ, MoveId(1), 2, 0.0) is not None
-    assert ledger.reserve(OWNER, REQ, MoveId(2), 2, 0.0) is None
-    assert ledger.reserve(OWNER, REQ, MoveId(3), 1, 0.0) is not None
+    assert ledger.reserve(OWNER, RANK, MoveId(1), 2, 0.0) is not None
+    assert ledger.reserve(OWNER, RANK, MoveId(2), 2, 0.0) is None
+    assert ledger.reserve(OWNER, RANK, MoveId(3), 1, 0.0) is not None
     ledger.release(OWNER, MoveId(1))
-    assert ledger.reserve(OWNER, REQ, MoveId(4), 2, 0.0) is not None
+    assert ledger.reserve(OWNER, RANK, MoveId(4), 2, 0.0) is not None
 
 
 def test_a_held_grant_takes_no_more_copies() -> None:
@@ -152,7 +153,7 @@ def test_a_renewal_does_not_revive_what_is_over() -> None:
 
 def test_a_stranger_s_copy_is_refused() -> None:
     ledger, _ = ledger_of()
-    ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    ledger.reserve(OWNER, RANK, MOVE, 2, 0.0)
     with pytest.raises(LookupError):
         ledger.begin_receive(OTHER, MOVE, 0, 0.0)
 
@@ -163,14 +164,14 @@ def test_a_released_block_stays_pinned_until_its_last_reader_left() -> None:
     ledger.begin_use(part, 0.0)
     assert ledger.release(OWNER, MOVE) == 2
     assert pool.num_free == 6
-    assert ledger.reserve(OWNER, REQ, MOVE, 2, 0.0) is None  # a late duplicate revives nothing
+    assert ledger.reserve(OWNER, RANK, MOVE, 2, 0.0) is None  # a late duplicate revives nothing
     ledger.end_use(part)
     assert pool.num_free == 8
 
 
 def test_a_release_during_a_copy_waits_for_the_copy() -> None:
     ledger, pool = ledger_of()
-    ledger.reserve(OWNER, REQ, MOVE, 1, 0.0)
+    ledger.reserve(OWNER, RANK, MOVE, 1, 0.0)
     ledger.begin_receive(OWNER, MOVE, 0, 0.0)
     ledger.release(OWNER, MOVE)
     assert pool.num_free == 7
@@ -185,7 +186,7 @@ def test_release_is_idempotent_and_names_one_move_of_its_owner() -> None:
     assert ledger.release(OTHER, MOVE) == 0
     assert ledger.release(OWNER, MOVE) == 2
     assert ledger.release(OWNER, MOVE) == 0
-    assert ledger.blocks_by_request() == {(REQ, InstId(1)): 1}
+    assert ledger.blocks_by_request() == {(RANK.req_id, InstId(1)): 1}
     assert ledger.release(OWNER, MoveId(51)) == 1
     assert pool.num_free == 8
 
@@ -235,7 +236,7 @@ def test_a_recalled_grant_is_held_until_its_owner_releases_it() -> None:
     ledger.end_use(part)
     assert ledger.open_part(OWNER, [MOVE], 5.0).block_ids == part.block_ids
     assert ledger.renew(OWNER, [MOVE], 6.0) == []
-    assert ledger.reserve(OWNER, REQ, MOVE, 2, 6.0) is part.grants[0]
+    assert ledger.reserve(OWNER, RANK, MOVE, 2, 6.0) is part.grants[0]
     with pytest.raises(LookupError):
         ledger.begin_receive(OWNER, MOVE, 0, 6.0)
     assert ledger.release(OTHER, MOVE) == 0
@@ -257,7 +258,7 @@ def test_nothing_can_be_called_back_that_no_owner_could_give() -> None:
     ledger, _ = ledger_of()
     assert ledger.recall(5, 0.0) == []  # nothing lent
     ledger = ledger_of()[0]
-    grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    grant = ledger.reserve(OWNER, RANK, MOVE, 2, 0.0)
     assert grant is not None
     assert ledger.recall(5, 0.0) == []  # still being filled
     assert ledger.num_recallable_blocks(0.0) == 0
@@ -274,7 +275,7 @@ def test_nothing_can_be_called_back_that_no_owner_could_give() -> None:
 def test_what_is_still_being_filled_can_be_ended_and_what_is_held_stays() -> None:
     ledger, pool = ledger_of()
     held(ledger, 2)
-    grant = ledger.reserve(OWNER, REQ, MoveId(51), 2, 0.0)
+    grant = ledger.reserve(OWNER, RANK, MoveId(51), 2, 0.0)
     assert grant is not None
     ledger.begin_receive(OWNER, MoveId(51), 0, 0.0)
     ledger.end_unfilled()
@@ -291,15 +292,69 @@ def test_after_a_recall_nothing_is_lent_for_a_while() -> None:
     held(ledger)
     ledger.recall(1, 1.0)
     ledger.release(OWNER, MOVE)
-    assert ledger.reserve(OWNER, REQ, MoveId(51), 1, 1.0) is None
+    assert ledger.reserve(OWNER, RANK, MoveId(51), 1, 1.0) is None
     ledger.recall(1, 2.0)  # wanted still: the time counts from here
-    assert ledger.reserve(OWNER, REQ, MoveId(51), 1, 2.0 + HOLD_OFF_S - 0.1) is None
-    assert ledger.reserve(OWNER, REQ, MoveId(51), 1, 2.0 + HOLD_OFF_S) is not None
+    assert ledger.reserve(OWNER, RANK, MoveId(51), 1, 2.0 + HOLD_OFF_S - 0.1) is None
+    assert ledger.reserve(OWNER, RANK, MoveId(51), 1, 2.0 + HOLD_OFF_S) is not None
+
+
+def lent_to(ledger: LendingLedger, move: int, num_blocks: int, arrived_at_s: float) -> Rank:
+    rank = Rank(0, arrived_at_s, ReqId(move))
+    grant = ledger.reserve(OWNER, rank, MoveId(move), num_blocks, 0.0)
+    assert grant is not None
+    fill(ledger, grant)
+    return rank
+
+
+def test_the_youngest_request_s_part_is_called_back_first() -> None:
+    ledger, _ = ledger_of()
+    oldest = lent_to(ledger, 50, 1, arrived_at_s=2.0)
+    lent_to(ledger, 51, 2, arrived_at_s=4.0)
+    lent_to(ledger, 52, 2, arrived_at_s=3.0)
+    assert ledger.oldest_borrower() == oldest
+    assert moves_of(ledger.recall(5, 0.0)) == [51, 52, 50]
+    assert ledger.num_recallable_blocks(0.0, Rank(0, 2.5, ReqId(1))) == 4
+
+
+def test_for_an_older_request_loans_to_younger_ones_go_before_own_requests() -> None:
+    ledger, pool = ledger_of(num_blocks=12)
+    lent_to(ledger, 50, 2, arrived_at_s=2.0)
+    lent_to(ledger, 51, 3, arrived_at_s=4.0)
+    own = pool.try_allocate(5)
+    assert own is not None and pool.num_free == 2
+    claimant = Rank(0, 3.0, ReqId(1))
+    # One is kept, so one is there already.
+    assert ledger.sacrifice_for(claimant, 1, 0.0) == (0, 2)
+    assert ledger.sacrifice_for(claimant, 4, 0.0) == (3, 2)
+    assert ledger.sacrifice_for(claimant, 6, 0.0) == (3, 4)
+    assert ledger.sacrifice_for(Rank(0, 5.0, ReqId(1)), 4, 0.0) == (0, 5)
+
+
+def test_nobody_makes_a_sacrifice_for_what_may_not_be_lent() -> None:
+    ledger = LendingLedger(BlockPool(12), 1, LEASE_S, max_lent_blocks=4)
+    lent_to(ledger, 50, 2, arrived_at_s=1.0)
+    lent_to(ledger, 51, 2, arrived_at_s=9.0)
+    claimant = Rank(0, 3.0, ReqId(1))
+    assert ledger.sacrifice_for(claimant, 9, 0.0) == (2, 8)  # the younger one's part, no more
+    ledger.release(OWNER, MoveId(51))
+    lent_to(ledger, 52, 2, arrived_at_s=1.0)
+    assert ledger.sacrifice_for(claimant, 9, 0.0) == (0, 8)
+
+
+def test_what_is_held_off_for_a_younger_request_is_lent_to_an_older_one() -> None:
+    ledger, _ = ledger_of()
+    younger = Rank(0, 5.0, ReqId(9))
+    lent_to(ledger, 50, 2, arrived_at_s=7.0)
+    ledger.recall(2, 0.0, younger)
+    ledger.sacrifice_for(Rank(0, 6.0, ReqId(2)), 1, 0.0)
+    assert ledger.reserve(OWNER, RANK, MoveId(51), 1, 0.0) is None
+    ledger.sacrifice_for(Rank(0, 4.0, ReqId(2)), 1, 0.0)
+    assert ledger.reserve(OWNER, RANK, MoveId(51), 1, 0.0) is not None
 
 
 def test_a_copy_that_has_begun_before_a_recall_may_end() -> None:
     ledger, _ = ledger_of()
-    grant = ledger.reserve(OWNER, REQ, MOVE, 2, 0.0)
+    grant = ledger.reserve(OWNER, RANK, MOVE, 2, 0.0)
     assert grant is not None
     ledger.recall(8, 0.0)
     fill(ledger, grant, 1.0)
@@ -320,7 +375,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(move=moves, num_blocks=st.integers(1, 5))
     def reserve(self, move: MoveId, num_blocks: int) -> None:
-        self.ledger.reserve(OWNER, ReqId(move % 2), move, num_blocks, self.now_s)
+        self.ledger.reserve(OWNER, Rank(0, 1.0, ReqId(move % 2)), move, num_blocks, self.now_s)
 
     @rule(move=moves, index=st.integers(0, 4))
     def begin_copy(self, move: MoveId, index: int) -> None:

@@ -28,8 +28,9 @@ from services.worker.distattention.transfer import BlockFetcher, BlockSender
 from services.worker.distattention.transport.opening import Transport
 from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
-from services.worker.engine.engine import Engine, MemoryElsewhere
+from services.worker.engine.engine import Engine
 from services.worker.engine.limits import SchedulerConfig
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Request, Schedule
 from services.worker.engine.sequence_blocks import SequenceBlocks
@@ -38,11 +39,11 @@ from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.rmanager.clients import Clients
+from services.worker.rmanager.creditor_side import CreditorSide
 from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
 from services.worker.rmanager.pace import Pace
 from services.worker.rmanager.peers import Peers, PeerView
-from services.worker.rmanager.recaller import Recaller
 from services.worker.rmanager.releaser import Releaser
 from services.worker.rmanager.reserver import Reserver
 from services.worker.rmanager.retriever import Retriever
@@ -114,7 +115,7 @@ class Instance:
         )
         channels = ChannelPool(lambda p: CreditorChannel(borrowing, p, 16))
         self.streams = Streams(asyncio.get_running_loop())
-        config = SchedulerConfig(BLOCK, 16, 8, stall_timeout_s=1.0, lend_retry_s=0.05)
+        config = SchedulerConfig(BLOCK, 16, 8, recall_patience_s=0.5, lend_retry_s=0.05)
         scheduler = Scheduler(config, SequenceBlocks(self.pool, 0.0, is_caching=True))
         self.peers = Peers("m", SHAPE.block_bytes, 1)
         self.engine = Engine(
@@ -122,7 +123,12 @@ class Instance:
             self.runner,  # type: ignore[arg-type]
             channels,
             self.streams,
-            lambda: MemoryElsewhere(self.peers.free_blocks, self.lender.num_recallable_blocks),
+            lambda: MemoryElsewhere(
+                self.peers.free_blocks,
+                self.peers.total_blocks,
+                self.lender.num_recallable_blocks,
+                self.lender.oldest_borrower,
+            ),
         )
         self.clients = Clients([gmanager_address])
         self.releaser = Releaser(self.me, self.peers, self.clients, lease_s)
@@ -137,12 +143,13 @@ class Instance:
         )  # fmt: skip
         self.info = self._info(perf)
         self.mover, self.retriever = Mover(parts, pace), Retriever(parts)
-        self.recaller = Recaller(self.me, self.lender, self.clients)
+        creditor = CreditorSide(self.me, self.pool, self.lender, self.engine, self.clients)
+        self.recaller = creditor.recaller
         self.rmanager = RManager(
             RManagerParts(
                 self.me, self.info, self.pool, self.lender, self.engine, self.peers,
                 self.clients, self.mover, reserver, self.releaser,
-                self.recaller, self.retriever, self.links,
+                creditor, self.retriever, self.links,
                 LinkSurvey(self.peers, self.links, partial(measure, borrowing)), is_pooling=True,
             )
         )  # fmt: skip
@@ -209,11 +216,16 @@ class Instance:
         request = Request(ReqId(req_id), prompt, max_tokens)
         await self.on_engine(lambda s: s.add(request, time.monotonic()))
 
-    async def generate(self, num_prompt: int, max_tokens: int, req_id: int = 1) -> list[int]:
+    async def generate(
+        self, num_prompt: int, max_tokens: int, req_id: int = 1, arrived_at_s: float = 0.0
+    ) -> list[int]:
         """Through gRPC, as the router does."""
         channel, stub = self.stub()
         request = worker_pb2.GenerateTokensRequest(
-            req_id=req_id, prompt_token_ids=range(100, 100 + num_prompt), max_tokens=max_tokens
+            req_id=req_id,
+            prompt_token_ids=range(100, 100 + num_prompt),
+            max_tokens=max_tokens,
+            arrived_at_s=arrived_at_s,
         )
         async with channel:
             answers = stub.Generate(request, timeout=20)

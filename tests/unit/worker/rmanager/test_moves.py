@@ -153,16 +153,16 @@ async def test_a_plan_of_a_leader_that_was_replaced_is_refused(pair: Pair) -> No
 async def test_a_reservation_for_an_earlier_start_is_refused(pair: Pair) -> None:
     _, creditor = pair
     request = worker_pb2.TryMoveKvCacheRequest(
-        req_id=1, num_blocks=1, source_inst_id=1, source_incarnation=5, move_id=9,
+        num_blocks=1, source_inst_id=1, source_incarnation=5, move_id=9,
         dst_incarnation=4, source_control_address="127.0.0.1:1",
     )  # fmt: skip
-    answer = creditor.rmanager.try_move_kvcache(request)
+    answer = await creditor.rmanager.creditor.try_move_kvcache(request)
     assert not answer.granted
     request.dst_incarnation = creditor.me.incarnation
     request.source_control_address = ""  # could never be asked back
-    assert not creditor.rmanager.try_move_kvcache(request).granted
+    assert not (await creditor.rmanager.creditor.try_move_kvcache(request)).granted
     request.source_control_address = "127.0.0.1:1"
-    answer = creditor.rmanager.try_move_kvcache(request)
+    answer = await creditor.rmanager.creditor.try_move_kvcache(request)
     assert answer.granted
     assert answer.lease_s == 1.0
     await eventually(lambda: all_free(creditor))  # nobody used it: the lease ends
@@ -193,7 +193,7 @@ async def test_a_part_that_the_creditor_dropped_is_recomputed(pair: Pair) -> Non
         request = worker_pb2.ReleaseKvCacheRequest(
             owner_inst_id=1, owner_incarnation=source.me.incarnation, move_id=move_id
         )
-        assert creditor.rmanager.release_kvcache(request).released_blocks > 0
+        assert creditor.rmanager.creditor.release_kvcache(request).released_blocks > 0
     await eventually(lambda: source.engine.snapshot.borrowed_blocks == 0)
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)

@@ -13,6 +13,7 @@ from services.common.ids import InstId, ReqId
 from services.worker.engine.scheduler import Scheduler
 from services.worker.kvcache.block_table import RemoteSpan
 from services.worker.kvcache.lending import Grant
+from services.worker.rank import Rank
 from tests.unit.worker.rmanager.rig import BLOCK, Instance, eventually
 from tests.unit.worker.rmanager.test_moves import all_free, move
 
@@ -260,7 +261,7 @@ async def test_a_creditor_short_of_memory_has_its_blocks_back_and_preempts_nobod
 
 async def test_after_a_recall_the_same_blocks_are_not_lent_at_once_again(trio: Trio) -> None:
     answer = await trio.lend(num_blocks=5)
-    trio.creditor.recaller.recall(1)
+    trio.creditor.recaller.recall(1, None)
     await eventually(lambda: all_free(trio.creditor))
     assert await move(trio.owner, trio.creditor, 2)
     await eventually(lambda: trio.owner.mover.failed_moves == 1)
@@ -274,13 +275,13 @@ async def test_recalls_are_asked_for_a_few_times_a_second_at_most(
     answer = await trio.lend()
     asked: list[int] = []
 
-    def recall(num_blocks: int) -> list[Grant]:
+    def recall(num_blocks: int, claimant: Rank | None) -> list[Grant]:
         asked.append(num_blocks)
         return []
 
     monkeypatch.setattr(trio.creditor.lender, "recall", recall)
     for _ in range(20):
-        trio.creditor.recaller.recall(2)
+        trio.creditor.recaller.recall(2, None)
     assert asked == [2]
     await trio.assert_undisturbed(answer)
 
@@ -290,7 +291,7 @@ async def test_an_owner_that_is_gone_holds_up_nobody(trio: Trio) -> None:
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)
     await trio.owner.server.stop(None)
-    trio.creditor.rmanager.recall_all()
+    trio.creditor.rmanager.creditor.recall_all()
     await eventually(lambda: all_free(trio.creditor))  # the lease ends it, if nothing else does
 
 

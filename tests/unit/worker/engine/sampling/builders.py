@@ -17,7 +17,7 @@ def sequence_of(
 ) -> Sequence:
     sampling = SamplingParams(**params)
     request = Request(ReqId(1), tuple(prompt), 1000, sampling, stop_token_ids=frozenset(ends))
-    sequence = Sequence.of(request, arrival=1, block_size=4, now_s=0.0)
+    sequence = Sequence.of(request, block_size=4, now_s=0.0)
     sequence.token_ids.extend(output)
     return sequence
 

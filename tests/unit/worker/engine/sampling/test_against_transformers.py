@@ -17,6 +17,7 @@ from services.worker.config import Config
 from services.worker.core import Core, build_core, build_runner, build_scheduler
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.engine.attention import ChannelPool
+from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Request, SequenceOutput
@@ -89,7 +90,7 @@ class Answers:
         return req_id
 
     def step(self) -> None:
-        plan = self.scheduler.schedule(0.0, 0)
+        plan = self.scheduler.schedule(0.0, MemoryElsewhere())
         for output in self.scheduler.postprocess(plan, self._runner.run(plan), 0.0):
             self._outputs[output.req_id].append(output)
         self.num_steps += 1
