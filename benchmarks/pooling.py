@@ -72,7 +72,7 @@ async def measure(options: argparse.Namespace, spec: ClusterSpec, report: Report
     if "trace" in options.only:
         for num in INSTANCES[:1] if options.quick else INSTANCES:
             report.say(f"traces on {num} instances")
-            result.traces[num] = await _compare(options, spec, num)
+            result.traces[num] = await _compare(options, spec, num, report)
             _show_traces(num, result.traces[num], report)
     if "context" in options.only:
         report.say("the longest context")
@@ -82,13 +82,13 @@ async def measure(options: argparse.Namespace, spec: ClusterSpec, report: Report
 
 
 async def _compare(
-    options: argparse.Namespace, spec: ClusterSpec, num: int
+    options: argparse.Namespace, spec: ClusterSpec, num: int, report: Report
 ) -> dict[str, Comparison]:
     spec = small(spec, num, _TRACE_BLOCKS, options.kv_dtype)
-    num_jobs = _JOBS_PER_INSTANCE * num // (2 if options.quick else 1)
+    num_jobs = _JOBS_PER_INSTANCE * num // (3 if options.quick else 1)
     capacity = spec.instance_capacity_tokens
     traces = [Trace.generate(name, num_jobs, capacity) for name in (UNIFORM, *TAILS)]
-    return await compare(spec, traces, num_repeats=1 if options.quick else 2)
+    return await compare(spec, traces, 1 if options.quick else 2, report.say)
 
 
 def small(spec: ClusterSpec, num_instances: int, num_blocks: int, kv_dtype: str) -> ClusterSpec:

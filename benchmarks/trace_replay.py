@@ -5,7 +5,7 @@ Static is the same cluster with pooling off: every instance on its own.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -42,6 +42,13 @@ class Replay:
     def tokens_per_s(self) -> float:
         return self.tokens_per_s_of(self.served)
 
+    def describe(self) -> str:
+        last_s = max((outcome.ended_s or 0.0 for outcome in self.outcomes), default=0.0)
+        return (
+            f"{len(self.served)} of {len(self.outcomes)} requests served in {last_s:.1f} s, "
+            f"{self.tokens_per_s:.1f} tokens/s"
+        )
+
     def tokens_per_s_of(self, places: frozenset[int]) -> float:
         """Generated for these jobs, until the last of them was complete."""
         outcomes = [self.outcomes[place] for place in places & self.served]
@@ -75,7 +82,7 @@ class Comparison:
 
 
 async def compare(
-    spec: ClusterSpec, traces: Sequence[Trace], num_repeats: int
+    spec: ClusterSpec, traces: Sequence[Trace], num_repeats: int, say: Callable[[str], None]
 ) -> dict[str, Comparison]:
     """Both clusters are up all the time and take turns: what else the machine does hits both."""
     comparisons = {}
@@ -90,9 +97,9 @@ async def compare(
             for turn in range(2 * num_repeats):
                 is_pooled = turn % 4 in (1, 2)
                 # Other prompts each time: nothing is found in a cache, in both alike.
-                replays[is_pooled].append(
-                    await replay(urls[is_pooled], spec.model_name, trace, salt=str(turn))
-                )
+                done = await replay(urls[is_pooled], spec.model_name, trace, salt=str(turn))
+                replays[is_pooled].append(done)
+                say(f"{trace.name}, {'pooled' if is_pooled else 'static'}: {done.describe()}")
                 await asyncio.sleep(_PAUSE_S)
             comparisons[trace.name] = Comparison(tuple(replays[True]), tuple(replays[False]))
     return comparisons
