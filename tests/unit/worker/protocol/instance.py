@@ -195,7 +195,8 @@ class Instance:
             RManagerParts(
                 self.me, self.info, self.pool, self.lender, self.engine, self.peers, clients,
                 Mover(parts, Pace.of(2 * BLOCK, BLOCK)), reserver, releaser, creditor,
-                Retriever(parts), links, LinkSurvey(self.peers, links, _unmeasured), is_pooling=True,
+                Retriever(parts), links, LinkSurvey(self.peers, links, _unmeasured),
+                is_pooling=True,
             )
         )  # fmt: skip
         self.streams.start_moves = self.rmanager.start_moves
