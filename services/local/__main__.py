@@ -55,6 +55,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command.add_argument(
             "--move-tokens-per-step", type=_number, default=16, help="pace of planned moves"
         )
+        command.add_argument(
+            "--pooling", choices=("on", "off"), default="on", help="off: every instance is alone"
+        )
         command.add_argument("--otlp-endpoint", default="", help="where traces go, host:port")
     up_command = commands.choices["up"]
     up_command.add_argument("--port", type=_number, default=DEFAULT_PORT, help="HTTP; gRPC is next")
@@ -93,6 +96,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         dtype=arguments.dtype,
         max_new_tokens=arguments.max_new_tokens,
         move_tokens_per_step=arguments.move_tokens_per_step,
+        pooling=arguments.pooling == "on",
         otlp_endpoint=arguments.otlp_endpoint,
         environ=os.environ,
     )

@@ -27,6 +27,7 @@ class Options:
     dtype: str
     max_new_tokens: int
     move_tokens_per_step: int
+    pooling: bool
     otlp_endpoint: str
     environ: Mapping[str, str]
 
@@ -52,6 +53,7 @@ class Options:
             num_blocks=self.kv_blocks,
             dtype=self.dtype,
             move_tokens_per_step=self.move_tokens_per_step,
+            pooling=self.pooling,
             otlp_endpoint=self.otlp_endpoint,
             num_cores=len(os.sched_getaffinity(0)),
         )

@@ -30,6 +30,12 @@ class RouterConfig:
     """An instance whose process does not even answer pings is lost after this long."""
     max_concurrent_requests: int = 512
     """Sequences in flight; above it the answer is 429."""
+    max_queued_requests: int = 256
+    """Sequences that wait for room in the cluster's memory; above it the answer is 429."""
+    queue_timeout_s: float = 60.0
+    """Longest such wait; then the answer is 429, too."""
+    queue_patience_s: float = 5.0
+    """One that does not fit lets others pass for this long."""
     max_body_bytes: int = 32 * 1024 * 1024
     shutdown_timeout_s: float = 10.0
     """How long running streams may go on after SIGTERM."""
@@ -43,6 +49,9 @@ class RouterConfig:
             "resume_timeout_s",
             "dead_after_s",
             "max_concurrent_requests",
+            "max_queued_requests",
+            "queue_timeout_s",
+            "queue_patience_s",
             "max_body_bytes",
         ):
             if getattr(self, name) <= 0:

@@ -31,7 +31,7 @@ class Discovery:
     ) -> None:
         self._gmanager = gmanager
         self._model = model
-        self._pooling = pooling
+        self.is_pooling = pooling
         self._clock = clock
         self._away = False
         self._refreshed = asyncio.Event()
@@ -67,7 +67,7 @@ class Discovery:
             _log.info("gManager is back")
         self._away = False
         now_s = self._clock()
-        self.instances = tuple(_instance(entry, now_s, self._pooling) for entry in view.instances)
+        self.instances = tuple(_instance(entry, now_s, self.is_pooling) for entry in view.instances)
         self._refreshed.set()
         self._refreshed = asyncio.Event()
 
@@ -95,4 +95,5 @@ def _instance(view: types_pb2.InstanceView, now_s: float, pooling: bool) -> Inst
         draining=load.draining,
         age_s=view.age_s,
         reported_at_s=now_s - view.age_s,
+        num_waiting=load.waiting,
     )

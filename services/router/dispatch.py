@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from services.common.ids import new_req_id
-from services.router.capacity import max_request_tokens
+from services.router.capacity import Room, max_request_tokens
 from services.router.discovery import Discovery
 from services.router.interruption import Interruptions
 from services.router.metrics import RouterMetrics
@@ -17,6 +17,7 @@ from services.router.patience import Patience
 from services.router.recovery import Recovery
 from services.router.routing import Dispatched, Instance, pick
 from services.router.token_job import FinishReason, TokenChunk, TokenJob
+from services.router.turns import QueueLimits, Turns
 from services.router.worker_call import CallFailed, StreamTimeouts, WorkerCalls
 from services.router.worker_channels import WorkerChannels
 
@@ -34,6 +35,7 @@ class Dispatcher:
         discovery: Discovery,
         channels: WorkerChannels,
         timeouts: StreamTimeouts,
+        limits: QueueLimits,
         metrics: RouterMetrics,
     ) -> None:
         self._discovery = discovery
@@ -42,13 +44,16 @@ class Dispatcher:
         self._calls = WorkerCalls(channels, timeouts, self._patience)
         self._metrics = metrics
         self._dispatched = Dispatched()
+        self._turns = Turns(limits, self._room, self._patience)
+        metrics.queued.set_function(lambda: self._turns.num_waiting)
 
     def end_by(self, end_s: float) -> None:
         """Whatever still runs at that time of the loop's clock ends with Unavailable."""
         self._patience.end_by(end_s)
 
-    async def forget_departed(self) -> None:
-        """Closes channels to instances that left; called after each new view."""
+    async def on_view(self) -> None:
+        """After each new view: lets in who waited, and closes channels to instances that left."""
+        self._turns.call_next()
         await self._calls.channels.prune({i.address for i in self._discovery.instances})
 
     async def close(self) -> None:
@@ -59,6 +64,7 @@ class Dispatcher:
 
         Where its instance is lost or full, another one goes on with what came so far.
         """
+        await self._turns.wait(job)
         recovery = Recovery(job, self._resume_s, time.monotonic())
         with Interruptions(self._metrics) as interruptions:
             while not recovery.is_complete:
@@ -97,6 +103,12 @@ class Dispatcher:
             return None
         return pick(usable, job.num_tokens, self._dispatched, job.prefers)
 
+    def _room(self) -> Room | None:
+        instances = self._discovery.serving
+        if not instances:
+            return None
+        return Room(instances, self._dispatched, self._discovery.is_pooling)
+
     async def _run_on(
         self,
         instance: Instance,
@@ -107,7 +119,7 @@ class Dispatcher:
         req_id, job = new_req_id(), recovery.job
         detail = {"worker_req_id": req_id, "inst_id": instance.inst_id}
         _log.debug("dispatched", extra=detail)
-        num_blocks = instance.blocks_for(job.num_tokens)
+        num_blocks = instance.blocks_for(job.num_start_tokens)
         self._dispatched.add(req_id, instance.inst_id, num_blocks, time.monotonic())
         try:
             with self._calls.open(instance, req_id, job) as call:
@@ -124,3 +136,4 @@ class Dispatcher:
             raise
         finally:
             self._dispatched.remove(req_id, instance.inst_id)
+            self._turns.call_next()

@@ -18,6 +18,11 @@ class RouterMetrics:
         self.in_flight = Gauge(
             "infinite_llm_router_in_flight", "Requests being served", registry=self.registry
         )
+        self.queued = Gauge(
+            "infinite_llm_router_queued",
+            "Sequences that wait for room in the cluster's memory",
+            registry=self.registry,
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of admitted prompts")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
         self.retries = self._counter("dispatch_retries", "Requests sent to another instance")

@@ -21,6 +21,7 @@ from services.router.http.server import HttpServer
 from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
 from services.router.served_model import ServedModel
+from services.router.turns import QueueLimits
 from services.router.worker_call import StreamTimeouts
 from services.router.worker_channels import WorkerChannels
 
@@ -42,12 +43,15 @@ class Router:
         timeouts = StreamTimeouts(
             config.first_token_timeout_s, config.stream_idle_timeout_s, config.resume_timeout_s
         )
+        limits = QueueLimits(
+            config.max_queued_requests, config.queue_timeout_s, config.queue_patience_s
+        )
         channels = WorkerChannels(config.dead_after_s)
-        self._dispatcher = Dispatcher(self._discovery, channels, timeouts, metrics)
+        self._dispatcher = Dispatcher(self._discovery, channels, timeouts, limits, metrics)
         self._admission = Admission(config.max_concurrent_requests)
         generation = Generation(model, self._discovery, self._dispatcher, self._admission, metrics)
-        limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
-        app = create_app(OpenAiRoutes(generation, limits), self._readiness, metrics)
+        http_limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
+        app = create_app(OpenAiRoutes(generation, http_limits), self._readiness, metrics)
         self._http = HttpServer(app, config.http_host, config.http_port, config.shutdown_timeout_s)
         servicer = InferenceServicer(generation, metrics, config.stream_idle_timeout_s)
         self._grpc = GrpcServer(servicer, config.http_host, config.grpc_port)
@@ -89,4 +93,4 @@ class Router:
 
     async def _after_refresh(self) -> None:
         await self._readiness.report_to(self._health)
-        await self._dispatcher.forget_departed()
+        await self._dispatcher.on_view()

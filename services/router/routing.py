@@ -34,6 +34,8 @@ class Instance:
     """How old the report was when the view was taken."""
     reported_at_s: float
     """When the instance reported this, on the router's clock."""
+    num_waiting: int = 0
+    """Requests that wait there for memory."""
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -93,18 +95,23 @@ def pick(
     """
 
     def rank(instance: Instance) -> tuple[bool, bool, float, int, int]:
-        num_blocks, num_requests = dispatched.unreported(instance)
-        headroom = max(0, instance.free_blocks - instance.waiting_blocks - num_blocks)
-        batch = instance.batch + num_requests
-        must_borrow = instance.blocks_for(num_tokens) > headroom
+        num_free = headroom(instance, dispatched)
+        batch = instance.batch + dispatched.unreported(instance)[1]
+        must_borrow = instance.blocks_for(num_tokens) > num_free
         is_other = instance.inst_id != preferred
-        score = _score(instance, headroom, batch)
+        score = _score(instance, num_free, batch)
         return must_borrow, is_other, -score, batch, instance.inst_id
 
     candidates = [instance for instance in instances if num_tokens <= instance.max_model_len]
     return min(candidates, key=rank, default=None)
 
 
-def _score(instance: Instance, headroom: int, batch: int) -> float:
+def headroom(instance: Instance, dispatched: Dispatched) -> int:
+    """Free blocks that nobody there waits for."""
+    num_sent, _ = dispatched.unreported(instance)
+    return max(0, instance.free_blocks - instance.waiting_blocks - num_sent)
+
+
+def _score(instance: Instance, num_free: int, batch: int) -> float:
     # The share of memory that is free times the share of a step that the request would get.
-    return headroom / max(1, instance.num_blocks) / (1 + batch)
+    return num_free / max(1, instance.num_blocks) / (1 + batch)

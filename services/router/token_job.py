@@ -42,6 +42,11 @@ class TokenJob:
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + self.max_tokens
 
+    @property
+    def num_start_tokens(self) -> int:
+        """What an instance must hold before the next token: all that is known, and that one."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + 1
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.common.errors import ConfigError
+from services.common.lendable import KEEP_FREE_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Config:
     creditor cannot use meanwhile."""
     pooling: bool = True
     """False: never lend, never borrow."""
-    lend_keep_free: int = 1
+    lend_keep_free: int = KEEP_FREE_BLOCKS
     """Blocks that are never lent, so that own requests can start."""
     max_lent_share: float = 1.0
     """No more of the blocks are lent at once."""

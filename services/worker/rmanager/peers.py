@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId
+from services.common.lendable import lendable_blocks
 from services.worker.distattention.wire import Peer
 
 
@@ -52,8 +53,10 @@ class Peers:
     def update(self, views: Iterable[PeerView], unlisted: Unlisted = NONE_UNLISTED) -> None:
         """Replace the view. Instances of another model or block format cannot lend to us."""
         self._views = {view.inst_id: view for view in views if self._can_lend(view)}
-        total = sum(max(0, view.num_blocks - self._keep_free) for view in self._views.values())
-        total += max(0, unlisted.num_blocks - unlisted.num_peers * self._keep_free)
+        total = sum(
+            lendable_blocks(view.num_blocks, self._keep_free) for view in self._views.values()
+        )
+        total += lendable_blocks(unlisted.num_blocks, unlisted.num_peers * self._keep_free)
         self._most_blocks = max(self._most_blocks, total)
 
     def forget(self, inst_id: InstId) -> None:
@@ -93,7 +96,7 @@ class Peers:
         ]
 
     def lendable(self, view: PeerView) -> int:
-        return 0 if view.is_draining else max(0, view.free_blocks - self._keep_free)
+        return 0 if view.is_draining else lendable_blocks(view.free_blocks, self._keep_free)
 
     @property
     def everyone(self) -> list[PeerView]:

@@ -19,6 +19,7 @@ def options(instances: int = 2, kv_blocks: int = 96, gmanagers: int = 1) -> Opti
         dtype="float32",
         max_new_tokens=1,
         move_tokens_per_step=16,
+        pooling=True,
         otlp_endpoint="",
         environ=os.environ,
     )
