@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from prometheus_client import REGISTRY
 
 from protos.infinite_llm.v1 import types_pb2
@@ -20,9 +21,10 @@ from services.worker.distattention.creditor import CreditorServer, Serving
 from services.worker.distattention.debtor import CreditorChannel, Peer
 from services.worker.distattention.link import Borrowing
 from services.worker.distattention.link_terms import LinkBook, measure
-from services.worker.distattention.memory import geometry_of
+from services.worker.distattention.memory import geometry_of, tensor_bytes
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
+from services.worker.distattention.transport.one_sided_pool import OneSidedPool
 from services.worker.distattention.transport.opening import Transport
 from services.worker.distattention.transport.tls import TlsFiles
 from services.worker.drain import Drain
@@ -149,7 +151,7 @@ def _data_plane(config: Config, core: Core) -> _DataPlane:
     lender = Lender(InstId(config.inst_id), ledger, time.monotonic)
     me = Peer(InstId(config.inst_id), new_incarnation(), config.advertise_data_address)
     serving = Serving(me, geometry, lender, core.storage.pool, core.kernels, metrics.creditor)
-    transport = _transport(config)
+    transport = _transport(config, core.storage.pool)
     try:
         creditor = CreditorServer(config.data_address, serving, transport)
     except ConfigError as error:
@@ -170,9 +172,10 @@ def _data_plane(config: Config, core: Core) -> _DataPlane:
     )
 
 
-def _transport(config: Config) -> Transport:
+def _transport(config: Config, kv_pool: torch.Tensor) -> Transport:
     if not config.data_tls_certificate:
-        return Transport()
+        is_one_sided = config.data_address.startswith("nixl:")
+        return Transport(pool=OneSidedPool(tensor_bytes(kv_pool)) if is_one_sided else None)
     paths = (config.data_tls_certificate, config.data_tls_key, config.data_tls_ca)
     tls = TlsFiles(*map(Path, paths))
     try:

@@ -122,7 +122,9 @@ def _is_wildcard(address: str) -> bool:
     """Peers that were told to connect there would connect to themselves."""
     if address.startswith("unix:"):
         return False
-    host = address.removeprefix("tcp:").removeprefix("tls:").rpartition(":")[0]
+    host = address.rpartition(":")[0]
+    for scheme in ("tcp:", "tls:", "nixl:"):
+        host = host.removeprefix(scheme)
     return host in ("0.0.0.0", "::", "[::]", "")
 
 

@@ -30,7 +30,7 @@ VERSION = 1
 FLOAT32_BYTES = 4
 MAX_ERROR_TEXT_BYTES = 4096
 
-_MAGIC = b"dAtt"
+MAGIC = b"dAtt"
 _HEAD = struct.Struct("<4sHHIIQQ")
 _HELLO = struct.Struct("<IQIQIIIIIII")
 _PART = struct.Struct("<QII")
@@ -101,12 +101,12 @@ class Head(NamedTuple):
     payload_bytes: int = 0
 
     def pack(self) -> bytes:
-        return _HEAD.pack(_MAGIC, VERSION, *self)
+        return _HEAD.pack(MAGIC, VERSION, *self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Self:
         magic, version, number, item, detail, ident, payload_bytes = _HEAD.unpack(data)
-        if magic != _MAGIC:
+        if magic != MAGIC:
             raise WireError(ErrorCode.BAD_MESSAGE, "not a message of the data plane")
         if version != VERSION:
             raise WireError(ErrorCode.MISMATCH, f"speaks version {version}, not {VERSION}")

@@ -3,10 +3,12 @@
 unix:/path       a Unix socket, within a host
 tcp:host:port    between hosts
 tls:host:port    the same with mutual TLS
+nixl:host:port   TCP, while blocks are read one-sidedly through NIXL
 """
 
 import os
 from dataclasses import dataclass
+from typing import Literal, cast
 
 from services.common.errors import ConfigError
 
@@ -26,11 +28,11 @@ class UnixAddress:
 class TcpAddress:
     host: str
     port: int
-    is_tls: bool = False
+    scheme: Literal["tcp", "tls", "nixl"] = "tcp"
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'tls' if self.is_tls else 'tcp'}:{host}:{self.port}"
+        return f"{self.scheme}:{host}:{self.port}"
 
 
 def parse_address(text: str) -> UnixAddress | TcpAddress:
@@ -43,7 +45,7 @@ def parse_address(text: str) -> UnixAddress | TcpAddress:
     host, _, port = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdigit() and int(port) <= 65535
-    if scheme in ("tcp", "tls") and host and is_port:
-        return TcpAddress(host, int(port), is_tls=scheme == "tls")
-    wanted = '"unix:/path", "tcp:host:port" or "tls:host:port"'
+    if scheme in ("tcp", "tls", "nixl") and host and is_port:
+        return TcpAddress(host, int(port), cast(Literal["tcp", "tls", "nixl"], scheme))
+    wanted = '"unix:/path", "tcp:host:port", "tls:host:port" or "nixl:host:port"'
     raise ConfigError(f"{text!r}: not an address like {wanted}")

@@ -29,19 +29,7 @@ class SocketStream:
         self._head = memoryview(bytearray(HEAD_BYTES))
 
     def send(self, head: Head, payload: bytes | memoryview = b"") -> None:
-        packed = head._replace(payload_bytes=len(payload)).pack()
-        total = len(packed) + len(payload)
-        started = time.monotonic()
-        try:
-            sent = self._sock.sendmsg((packed, payload))
-            if sent == total:
-                return
-            rest = memoryview(packed + bytes(payload))
-            while sent < total:
-                self._check_time(started)
-                sent += self._sock.send(rest[sent:])
-        except BlockingIOError:
-            raise self._timed_out() from None
+        self._send_all(head._replace(payload_bytes=len(payload)).pack(), payload)
 
     def receive_head(self, may_idle: bool = False) -> Head:
         self._receive(self._head, may_idle)
@@ -73,6 +61,20 @@ class SocketStream:
 
     def close(self) -> None:
         self._sock.close()
+
+    def _send_all(self, packed: bytes, payload: bytes | memoryview = b"") -> None:
+        total = len(packed) + len(payload)
+        started = time.monotonic()
+        try:
+            sent = self._sock.sendmsg((packed, payload))
+            if sent == total:
+                return
+            rest = memoryview(packed + bytes(payload))
+            while sent < total:
+                self._check_time(started)
+                sent += self._sock.send(rest[sent:])
+        except BlockingIOError:
+            raise self._timed_out() from None
 
     def _receive(self, view: memoryview, may_idle: bool) -> None:
         started = 0.0

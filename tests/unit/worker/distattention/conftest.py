@@ -16,9 +16,11 @@ def socket_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(params=["unix", "tcp", "tls"])
+@pytest.fixture(params=["unix", "tcp", "tls", "nixl"])
 def address(request: pytest.FixtureRequest, socket_folder: Path) -> str:
     """Of each transport in turn: what is asked of one is asked of all."""
+    if request.param == "nixl":
+        pytest.importorskip("nixl", reason="the extra nixl is not installed")
     where = f"{socket_folder}/data" if request.param == "unix" else "127.0.0.1:0"
     return f"{request.param}:{where}"
 

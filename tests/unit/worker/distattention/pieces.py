@@ -26,10 +26,11 @@ from services.worker.distattention.connection import Serving
 from services.worker.distattention.creditor import CreditorServer
 from services.worker.distattention.debtor import CreditorChannel
 from services.worker.distattention.link import Borrowing
-from services.worker.distattention.memory import geometry_of
+from services.worker.distattention.memory import geometry_of, tensor_bytes
 from services.worker.distattention.metrics import DataPlaneMetrics
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
 from services.worker.distattention.transport.interface import Stream
+from services.worker.distattention.transport.one_sided_pool import OneSidedPool
 from services.worker.distattention.transport.opening import Transport
 from services.worker.distattention.transport.socket_stream import SocketStream
 from services.worker.distattention.transport.tls import TlsFiles
@@ -56,8 +57,17 @@ def certificates() -> tuple[tempfile.TemporaryDirectory[str], TlsFiles]:
     return folder, issue(trustme.CA(), Path(folder.name))
 
 
-def transport_for(address: str) -> Transport:
+def transport_for(address: str, pool: torch.Tensor | None = None) -> Transport:
+    """`pool`: what others may read where the address is one-sided."""
+    if address.startswith("nixl:"):
+        return Transport(pool=OneSidedPool(tensor_bytes(pool)) if pool is not None else reader())
     return Transport(certificates()[1] if address.startswith("tls:") else None)
+
+
+@cache
+def reader() -> OneSidedPool:
+    """Of an end that offers nothing."""
+    return OneSidedPool(memoryview(bytearray(1 << 16)))
 
 
 def borrowing_from(
@@ -177,7 +187,9 @@ class Creditor:
             ReferenceKernels(),
             self.metrics.creditor,
         )
-        self.server = CreditorServer(address, serving, transport_for(address), max_connections)
+        self.server = CreditorServer(
+            address, serving, transport_for(address, pool), max_connections
+        )
         self.peer = Peer(InstId(2), Incarnation(2002), self.server.address)
         self.server.start()
 

@@ -14,7 +14,8 @@ from services.worker.distattention.transport.address import (
         ("unix:/tmp/a:b", UnixAddress("/tmp/a:b")),
         ("tcp:worker-0.workers:7000", TcpAddress("worker-0.workers", 7000)),
         ("tcp:[::1]:7000", TcpAddress("::1", 7000)),
-        ("tls:worker-0.workers:7000", TcpAddress("worker-0.workers", 7000, is_tls=True)),
+        ("tls:worker-0.workers:7000", TcpAddress("worker-0.workers", 7000, "tls")),
+        ("nixl:worker-0.workers:7000", TcpAddress("worker-0.workers", 7000, "nixl")),
     ],
 )
 def test_addresses_are_parsed(text: str, parsed: UnixAddress | TcpAddress) -> None:

@@ -88,6 +88,7 @@ def test_a_block_stays_pinned_until_it_is_sent(
 
     monkeypatch.setattr(type(owner.stream), "send", watched)
     owner.say(Head(Kind.FETCH, 0, 0, MOVE))
+    owner.stream.receive_bytes(owner.stream.receive_head().payload_bytes)
     assert [pinned.get(timeout=DEADLINE_S) for _ in range(2)] == [1, 1]
     creditor.server.stop()
     assert not creditor.lender.pins.total()
