@@ -29,18 +29,22 @@ Runs = Mapping[str, Figures | None]
 RatesOf = Callable[[Figures], dict[int, float]]
 
 OURS = "ours"
+PEERS = (VLLM, LLAMACPP)
 
 
 def main(arguments: list[str]) -> None:
     parser, report = new_parser("compare", __doc__), Report()
     # Ours, too, in the type that is fastest where the peers are run.
     parser.set_defaults(dtype="bfloat16", kv_dtype="bfloat16")
+    names = [peer.name for peer in PEERS]
+    parser.add_argument("--peers", nargs="+", choices=names, default=names, help="beside whom")
     parser.add_argument("--plot", type=Path, help="where to draw the rates (SVG)")
     options = parser.parse_args(arguments)
     cache_dir = default_cache_dir(os.environ)
     workload = Workload.quick() if options.quick else Workload()
     folder = resolve(DEFAULT_MODEL, cache_dir, report.say)
-    pythons = {peer: _python_of(peer, cache_dir, report) for peer in (VLLM, LLAMACPP)}
+    peers = [peer for peer in PEERS if peer.name in options.peers]
+    pythons = {peer: _python_of(peer, cache_dir, report) for peer in peers}
 
     report.machine(options.threads)
     report.say(f"running ours, {options.dtype}, KVCache {options.kv_dtype}")
