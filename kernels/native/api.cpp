@@ -81,10 +81,8 @@ const char* illm_merge_rows(float* acc, float* max, float* sum, int64_t num_into
 
 void illm_finalize(const float* acc, const float* sum, int64_t num_vectors, int64_t dim,
                    float* out) {
-  for (int64_t i = 0; i < num_vectors; ++i, acc += dim, out += dim) {
-    const float scale = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
-    for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * scale;
-  }
+  for (int64_t i = 0; i < num_vectors; ++i)
+    finalize_head(acc + i * dim, sum[i], dim, out + i * dim);
 }
 
 // The format in which weights of a type are fastest here.

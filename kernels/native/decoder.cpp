@@ -74,14 +74,6 @@ void rotate(const float* heads, int num_heads, int dim, const float* cos, const 
   }
 }
 
-// (MA, m, e) of a row to its attention (equation 3, last line), in place.
-void finalize(const Partial& partial, int num_heads, int dim) {
-  for (int h = 0; h < num_heads; ++h) {
-    const float scale = partial.sum[h] == 0.0f ? 0.0f : 1.0f / partial.sum[h];
-    for (int d = 0; d < dim; ++d) partial.acc[h * dim + d] *= scale;
-  }
-}
-
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -134,7 +126,8 @@ void end_layer(ThreadPool& threads, const Layer& layer, const Matrix* next, cons
     const InputRows rows(inputs, layer.attention_out, num_rows);
     for_each_row(threads, num_rows, [&](int64_t row) {
       const Partial attended = step.attended.at(row * layer.num_heads, dim);
-      finalize(attended, layer.num_heads, dim);
+      for (int h = 0; h < layer.num_heads; ++h)
+        finalize_head(attended.acc + h * dim, attended.sum[h], dim, attended.acc + h * dim);
       for (int d = 0; d < q_size; d += kLanes) rows.put(row, d, load(attended.acc + d));
     });
     multiply_rows(threads, rows, num_rows, layer.attention_out, &layer.gate_up, add);

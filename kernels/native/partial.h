@@ -1,4 +1,4 @@
-// The paper's (MA, m, e) of a run of rows, and its merge (equation 3).
+// The paper's (MA, m, e) of a run of rows, its merge and its end (equation 3).
 #pragma once
 
 #include <cmath>
@@ -23,6 +23,13 @@ inline void merge_head(Partial into, Partial other, int64_t dim) {
   for (int64_t d = 0; d < dim; ++d) into.acc[d] = into.acc[d] * mine + other.acc[d] * theirs;
   *into.sum = *into.sum * mine + *other.sum * theirs;
   *into.max = max;
+}
+
+// out [dim] = acc / sum of one row and head, zero where the part is empty (equation 3, last line).
+// It may be acc itself.
+inline void finalize_head(const float* acc, float sum, int64_t dim, float* out) {
+  const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+  for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * scale;
 }
 
 }  // namespace illm

@@ -1,6 +1,5 @@
 """The worker's gRPC services: generation for the router, the rManager for its peers."""
 
-import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Iterable
@@ -90,7 +89,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
                 self._streams.on_outputs([ended])
 
-        await asyncio.wrap_future(self._engine.call(abort))
+        await self._engine.ask(abort)
         return worker_pb2.AbortResponse()
 
     async def Drain(
@@ -109,7 +108,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             scheduler.add(request, time.monotonic())
             self._streams.on_added(request.req_id)
 
-        await asyncio.wrap_future(self._engine.call(add))
+        await self._engine.ask(add)
 
     def _abort(self, req_id: ReqId) -> None:
         self._engine.call(lambda s: s.abort(req_id, time.monotonic()))

@@ -4,6 +4,7 @@ Everyone else reaches the sequences through `call`, which runs a function betwee
 step brings leaves through the listener; what it wants moved or released leaves as events, too.
 """
 
+import asyncio
 import logging
 import queue
 import threading
@@ -123,6 +124,10 @@ class Engine:
 
         self._inbox.put(run)
         return future
+
+    def ask(self, function: Callable[[Scheduler], T]) -> "asyncio.Future[T]":
+        """`call` for those on an event loop: to be awaited there."""
+        return asyncio.wrap_future(self.call(function))
 
     def lose_parts(
         self, inst_id: InstId, move_ids: Collection[MoveId] | None = None

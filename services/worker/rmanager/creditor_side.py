@@ -82,7 +82,7 @@ class CreditorSide:
             scheduler.placement.give_way(claimant, sacrifice.num_free, time.monotonic())
             return self._reserve(owner, request)
 
-        return await asyncio.wrap_future(self._engine.call(give_way))
+        return await self._engine.ask(give_way)
 
     def _refusal(self, reason: str) -> worker_pb2.TryMoveKvCacheResponse:
         free_blocks = self._pool.num_free

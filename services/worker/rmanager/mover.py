@@ -7,9 +7,8 @@ at a pace that does not slow decoding).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from services.common.errors import PartLost
 from services.worker.distattention.debtor import Peer
@@ -22,7 +21,6 @@ from services.worker.rmanager.peers import PeerView
 from services.worker.rmanager.transfer_parts import TransferParts
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Mover:
@@ -142,7 +140,7 @@ class Mover:
         for _ in range(pace.steps_per_piece):
             if loop.time() > end_s:
                 break
-            is_current, is_short = await self._call(
+            is_current, is_short = await self._parts.engine.ask(
                 lambda s: (s.placement.is_current(order), s.placement.missing_to_grow()[0] > 0)
             )
             if not is_current:
@@ -152,15 +150,11 @@ class Mover:
         return pace.blocks_per_piece
 
     async def _is_current(self, order: MoveOrder) -> bool:
-        return await self._call(lambda s: s.placement.is_current(order))
+        return await self._parts.engine.ask(lambda s: s.placement.is_current(order))
 
     def _commit(self, peer: Peer, order: MoveOrder, span: RemoteSpan) -> Awaitable[bool]:
         def commit(scheduler: Scheduler) -> bool:
             self._parts.channels.learn(peer)
             return scheduler.placement.commit_move(order, span)
 
-        return self._call(commit)
-
-    def _call(self, function: Callable[[Scheduler], T]) -> Awaitable[T]:
-        """Between two steps."""
-        return asyncio.wrap_future(self._parts.engine.call(function))
+        return self._parts.engine.ask(commit)

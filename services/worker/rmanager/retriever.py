@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from services.common.errors import PartLost
 from services.common.ids import MoveId
@@ -21,7 +20,6 @@ from services.worker.rmanager.peers import PeerView
 from services.worker.rmanager.transfer_parts import TransferParts
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Retriever:
@@ -43,7 +41,7 @@ class Retriever:
         `claimant`: who needs the memory, so that only younger ones give way; None: everybody does.
         """
         creditor, wanted = (source.inst_id, source.incarnation), frozenset(move_ids)
-        spans = await self._call(lambda s: s.blocks.recalled(creditor, wanted))
+        spans = await self._parts.engine.ask(lambda s: s.blocks.recalled(creditor, wanted))
         for span in spans:
             if span.move_id not in self._under_way:
                 task = asyncio.create_task(self._retrieve(source, span, claimant))
@@ -80,7 +78,7 @@ class Retriever:
         for creditor in await self._parts.reserver.find_creditors(span.req_id, num_blocks):
             if creditor.inst_id == source.inst_id or peers.lendable(creditor) < num_blocks:
                 continue
-            rank = await self._call(lambda s: s.placement.rank_of(span))
+            rank = await self._parts.engine.ask(lambda s: s.placement.rank_of(span))
             if rank is None:
                 return True
             if await self._lend_on_to(creditor, source, span, rank):
@@ -129,20 +127,24 @@ class Retriever:
             self._parts.channels.learn(peer)
             return scheduler.placement.lend_on(span, target)
 
-        return await self._call(commit)
+        return await self._parts.engine.ask(commit)
 
     # -- back here --------------------------------------------------------------------------------
 
     async def _take_back(self, source: Peer, span: RemoteSpan, claimant: Rank | None) -> None:
         """Into free blocks, which the youngest requests give up where there are too few."""
         now_s = asyncio.get_running_loop().time()
-        block_ids = await self._call(lambda s: s.placement.make_room(span, claimant, now_s))
+        block_ids = await self._parts.engine.ask(
+            lambda s: s.placement.make_room(span, claimant, now_s)
+        )
         if block_ids is None:
             return  # whoever used it gave way, or goes before the claimant
         is_committed = False
         try:
             await self._on_copy_thread(lambda: self._fetch(source, span.move_id, block_ids))
-            is_committed = await self._call(lambda s: s.placement.take_back(span, block_ids))
+            is_committed = await self._parts.engine.ask(
+                lambda s: s.placement.take_back(span, block_ids)
+            )
             self.taken_back_blocks += span.num_blocks if is_committed else 0
         finally:
             if not is_committed:
@@ -155,12 +157,6 @@ class Retriever:
             fetcher.fetch_blocks(move_id, [self._parts.storage.block(b) for b in block_ids])
         finally:
             fetcher.close()
-
-    # -- the engine and the thread ----------------------------------------------------------------
-
-    async def _call(self, function: Callable[[Scheduler], T]) -> T:
-        """Between two steps."""
-        return await asyncio.wrap_future(self._parts.engine.call(function))
 
     async def _on_copy_thread(self, function: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._copy_thread, function)

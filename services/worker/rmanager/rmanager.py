@@ -143,9 +143,7 @@ class RManager:
     async def _begin_planned(self, request: worker_pb2.MoveKvCacheRequest) -> int:
         """Start the move, and return how many blocks it is about."""
         req_id, num_blocks = ReqId(request.req_id), request.num_blocks
-        order = await asyncio.wrap_future(
-            self._parts.engine.call(lambda s: s.placement.begin_move(req_id, num_blocks))
-        )
+        order = await self._parts.engine.ask(lambda s: s.placement.begin_move(req_id, num_blocks))
         if order is None:
             return 0
         self.start_moves([order], destination_view(request.dst))

@@ -254,7 +254,7 @@ class Instance:
     async def abort(self, req_id: ReqId) -> None:
         """As the service does."""
         now_s = asyncio.get_running_loop().time()
-        if await asyncio.wrap_future(self.engine.call(lambda s: s.abort(req_id, now_s))):
+        if await self.engine.ask(lambda s: s.abort(req_id, now_s)):
             ended = SequenceOutput(req_id, finish_reason=FinishReason.ABORT)
             self.streams.on_outputs([ended])
 

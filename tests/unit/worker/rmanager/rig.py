@@ -209,7 +209,7 @@ class Instance:
         return channel, worker_pb2_grpc.WorkerStub(channel)
 
     async def on_engine(self, function: Callable[[Scheduler], object]) -> object:
-        return await asyncio.wrap_future(self.engine.call(function))
+        return await self.engine.ask(function)
 
     async def submit(self, req_id: int, num_prompt: int, max_tokens: int) -> None:
         prompt = tuple(100 + position for position in range(num_prompt))
