@@ -19,6 +19,12 @@ constexpr int kTileRows = 16;   // of A and C
 constexpr int kTileDepth = 32;  // of A and B
 constexpr int kTileSize = kTileRows * kTileDepth;
 
+// Where an element lies in rows of tiles: [rows / 16][depth / 32][16][32].
+inline int64_t tiled_index(int64_t row, int column, int depth) {
+  return row / kTileRows * kTileRows * depth + column / kTileDepth * kTileSize +
+         row % kTileRows * kTileDepth + column % kTileDepth;
+}
+
 #if ILLM_HAS_AMX
 
 // Asks the kernel for leave to use the unit, once per process.
@@ -40,12 +46,6 @@ inline void configure_tiles() {
 }
 
 inline void release_tiles() { _tile_release(); }
-
-// Where an element lies in rows of tiles: [rows / 16][depth / 32][16][32].
-inline int64_t tiled_index(int64_t row, int column, int depth) {
-  return row / kTileRows * kTileRows * depth + column / kTileDepth * kTileSize +
-         row % kTileRows * kTileDepth + column % kTileDepth;
-}
 
 // c[16 or 32, kPanel] = a[16 or 32, depth] b; a lies in rows of tiles, b in [depth / 32][2][tile].
 // What lies `ahead` of b (in elements) is fetched on the way, if anything.

@@ -21,7 +21,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event) -> None:
     tracing = configure_tracing("router", config.otlp_endpoint)
     progress = logging.getLogger("services.router").info
     cache_dir = default_cache_dir(os.environ)
-    folder = await asyncio.to_thread(resolve, config.model, cache_dir, progress)
+    folder = await asyncio.to_thread(resolve, config.model, cache_dir, progress, False)
     model = await asyncio.to_thread(ServedModel.load, folder, config.served_name)
     await Router(config, model).serve(stop)
     tracing.shutdown()

@@ -7,15 +7,15 @@ from services.common.errors import ConfigError
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
-def missing_files(folder: Path) -> list[str]:
+def missing_files(folder: Path, with_weights: bool = True) -> list[str]:
     missing = [name for name in REQUIRED_FILES if not (folder / name).is_file()]
-    if not any(folder.glob("*.safetensors")):
+    if with_weights and not any(folder.glob("*.safetensors")):
         missing.append("*.safetensors")
     return missing
 
 
-def check_folder(folder: Path) -> Path:
-    missing = missing_files(folder)
+def check_folder(folder: Path, with_weights: bool = True) -> Path:
+    missing = missing_files(folder, with_weights)
     if missing:
         raise ConfigError(f"model folder {str(folder)!r} lacks {', '.join(missing)}")
     return folder.resolve()

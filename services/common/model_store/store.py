@@ -12,7 +12,7 @@ from pathlib import Path
 from services.common.errors import ConfigError
 from services.common.model_store import builtin, hub
 from services.common.model_store.cache import publish_once
-from services.common.model_store.folder import check_folder
+from services.common.model_store.folder import check_folder, missing_files
 
 DEFAULT_MODEL = builtin.NAME
 
@@ -24,23 +24,28 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
     return Path(cache_home).expanduser() / "infinite-llm"
 
 
-def resolve(name: str, cache_dir: Path, progress: Callable[[str], None]) -> Path:
+def resolve(
+    name: str, cache_dir: Path, progress: Callable[[str], None], with_weights: bool = True
+) -> Path:
     """The model's folder; raises ConfigError, in one line, where there is none to be had.
 
+    Who only needs the tokenizer asks without weights, which then need not be there.
     Blocks for as long as a download or a conversion takes. Several processes may resolve the same
     name at once: one does the work, the others wait for it.
     """
     local = Path(name).expanduser()
     if name == builtin.NAME:
         target = cache_dir / "models" / builtin.NAME
+        if not missing_files(target, with_weights):
+            return target.resolve()
         return publish_once(target, lambda folder: builtin.build(folder, progress), progress)
     if name and local.is_dir():
-        return check_folder(local)
+        return check_folder(local, with_weights)
     if local.suffix == ".gguf":
         return _resolve_gguf(local, cache_dir, progress)
     if not _HUB_ID.fullmatch(name):
         raise ConfigError(f"model {name!r}: there is no such folder")
-    return hub.fetch(name, progress)
+    return hub.fetch(name, progress, with_weights)
 
 
 def _resolve_gguf(source: Path, cache_dir: Path, progress: Callable[[str], None]) -> Path:

@@ -53,6 +53,30 @@ def test_an_incomplete_folder_names_what_it_lacks(model_folder: Path, tmp_path: 
         resolve(str(model_folder), tmp_path, silently)
 
 
+def test_who_needs_no_weights_does_without(model_folder: Path, tmp_path: Path) -> None:
+    (model_folder / "model-00001-of-00001.safetensors").unlink()
+    assert resolve(str(model_folder), tmp_path, silently, with_weights=False) == model_folder
+    built_in = tmp_path / "models" / DEFAULT_MODEL
+    built_in.parent.mkdir()
+    model_folder.rename(built_in)
+    assert resolve(DEFAULT_MODEL, tmp_path, silently, with_weights=False) == built_in
+
+
+def test_weights_are_fetched_for_those_alone_who_need_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_folder: Path
+) -> None:
+    asked: list[list[str]] = []
+
+    def fetch(name: str, allow_patterns: list[str], **options: Any) -> str:
+        asked.append(allow_patterns)
+        return str(model_folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    resolve("org/model", tmp_path, silently, with_weights=False)
+    resolve("org/model", tmp_path, silently)
+    assert [("*.safetensors" in patterns) for patterns in asked] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "a/b/c", "", "missing.gguf"])
 def test_missing_paths_are_one_clear_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no such (folder|file)$"):
