@@ -1,6 +1,7 @@
 """Standard gRPC health and reflection for every server that we start.
 
-`""` is the server as a whole; a service is also listed under its own full name.
+`""` is the server as a whole; a service is also listed under its own full name. LIVENESS is what a
+supervisor asks that would end a process: a server that answers at all is alive, ready or not.
 """
 
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
+LIVENESS = "liveness"
 
 
 class HealthReporter:
@@ -30,6 +33,10 @@ class HealthReporter:
     async def not_serving(self) -> None:
         await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
 
+    async def be_ready(self, is_ready: bool) -> None:
+        await (self.serving() if is_ready else self.not_serving())
+
     async def _set_all(self, status: int) -> None:
+        await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         for name in self._names:
             await self._servicer.set(name, status)

@@ -39,7 +39,7 @@ async def main(stop: asyncio.Event) -> None:
     prepared = await until_stopped(in_daemon_thread(lambda: _prepare(config)), stop)
     if prepared is None:
         return
-    worker = build(config, prepared, stop)
+    worker = build(config, prepared, stop, health)
     generation = WorkerServicer(
         worker.engine, worker.streams, worker.limits, worker.rmanager, worker.drain
     )
@@ -81,11 +81,11 @@ async def _serve(
         known = asyncio.create_task(worker.rmanager.heartbeat.first_view.wait())
         await asyncio.wait({known, stopping}, timeout=_FIRST_VIEW_S)
         known.cancel()
-        await health.serving()
+        if not worker.rmanager.is_draining:
+            await health.serving()
         logger.info("ready", extra={"address": config.listen_address})
         await _first_of(stopping, rmanager, engine)
-        worker.drain.begin()
-        await health.not_serving()
+        await worker.drain.begin()
         draining = asyncio.create_task(worker.drain.finish())
         await _first_of(draining, rmanager, engine)
     finally:

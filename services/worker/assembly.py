@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 from protos.infinite_llm.v1 import types_pb2
 from services.common.addresses import split_addresses
 from services.common.errors import ConfigError
+from services.common.health import HealthReporter
 from services.common.ids import InstId, new_incarnation
 from services.worker.config import Config
 from services.worker.core import Core, build_core, build_runner, build_scheduler
@@ -79,7 +80,9 @@ def prepare(config: Config, folder: Path) -> Prepared:
     return Prepared(core, measure_compute(core.model, core.kernels, core.storage))
 
 
-def build(config: Config, prepared: Prepared, stop: asyncio.Event) -> Worker:
+def build(
+    config: Config, prepared: Prepared, stop: asyncio.Event, health: HealthReporter
+) -> Worker:
     """Wires the parts, on the event loop; starts nothing. `stop` is set by a drain."""
     core = prepared.core
     plane = _data_plane(config, core)
@@ -112,7 +115,7 @@ def build(config: Config, prepared: Prepared, stop: asyncio.Event) -> Worker:
     streams.recall = creditor.recaller.recall
     REGISTRY.register(WorkerCollector(engine, core.pool, lender, mover, retriever))
     limits = _limits(config, core.model)
-    drain = Drain(rmanager, streams, stop, config.drain_timeout_s)
+    drain = Drain(rmanager, streams, stop, config.drain_timeout_s, health.be_ready)
     return Worker(engine, streams, plane.creditor, rmanager, drain, limits, info, plane.link)
 
 

@@ -97,8 +97,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.DrainResponse:
         if not 0 <= request.deadline_s < math.inf:
             raise InvalidRequest("deadline_s must be a number of seconds", "deadline_s")
-        self._drain.begin(request.deadline_s or None)
-        return worker_pb2.DrainResponse()
+        begin = self._drain.hold if request.stay else self._drain.begin
+        await begin(request.deadline_s or None)
+        remaining = self._drain.remaining
+        return worker_pb2.DrainResponse(
+            open_requests=remaining.num_requests, lent_blocks=remaining.num_lent_blocks
+        )
+
+    async def Undrain(
+        self, request: worker_pb2.UndrainRequest, context: Context
+    ) -> worker_pb2.UndrainResponse:
+        await self._drain.cancel()
+        return worker_pb2.UndrainResponse()
 
     async def _submit(self, request: Request) -> None:
         if not self._engine.is_alive:

@@ -104,10 +104,15 @@ class CreditorSide:
             released_blocks=released, free_blocks=self._pool.num_free
         )
 
+    @property
+    def num_lent_blocks(self) -> int:
+        return self._lender.num_lent_blocks
+
     def recall_all(self) -> bool:
         """Whoever has something here should take it away; to be repeated until False: none has."""
         num_blocks = self._lender.num_lent_blocks
-        self.recaller.recall(num_blocks, None)
+        if num_blocks:
+            self.recaller.recall(num_blocks, None)
         return num_blocks > 0
 
     async def expire_loop(self) -> None:

@@ -98,6 +98,11 @@ class RManager:
         self.creditor.stop_lending()
         self.heartbeat.beat_now()
 
+    def end_drain(self) -> None:
+        self.is_draining = False
+        self.creditor.is_lending = self._parts.is_pooling
+        self.heartbeat.beat_now()
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.common.health import HealthReporter
+from services.common.health import LIVENESS, HealthReporter
 from services.common.rpc import PROBE_DEADLINE_S, new_server, open_channel
 
 SERVICE = "infinite_llm.v1.Worker"
@@ -41,6 +41,14 @@ async def test_health_changes_for_the_server_and_its_services() -> None:
         assert await check(channel, SERVICE) == Status.SERVING
         await reporter.not_serving()
         assert await check(channel, SERVICE) == Status.NOT_SERVING
+
+
+async def test_a_server_that_is_not_ready_is_alive() -> None:
+    async with reporting() as (reporter, channel):
+        await reporter.be_ready(False)
+        assert await check(channel, LIVENESS) == Status.SERVING
+        await reporter.be_ready(True)
+        assert await check(channel, LIVENESS) == Status.SERVING
 
 
 async def test_a_watcher_sees_the_change() -> None:

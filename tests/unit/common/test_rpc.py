@@ -45,6 +45,9 @@ class FakeWorker(pb_grpc.WorkerServicer):
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         return pb.DrainResponse()
 
+    async def Undrain(self, request: pb.UndrainRequest, context: Any) -> pb.UndrainResponse:
+        return pb.UndrainResponse()
+
     async def Generate(
         self, request: pb.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[pb.GenerateTokensResponse]:

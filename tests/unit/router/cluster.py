@@ -110,6 +110,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Drain(self, request: Any, context: Any) -> Any:
         return worker_pb2.DrainResponse()
 
+    async def Undrain(self, request: Any, context: Any) -> Any:
+        return worker_pb2.UndrainResponse()
+
     def view(self) -> types_pb2.InstanceView:
         info = types_pb2.InstanceInfo(
             inst_id=self.inst_id,

@@ -157,7 +157,8 @@ class Instance:
         self.streams.release = self.releaser.release
         self.streams.recall = self.recaller.recall
         self.stop = asyncio.Event()
-        drain = Drain(self.rmanager, self.streams, self.stop, timeout_s=5.0)
+        self.readiness: list[bool] = []
+        drain = Drain(self.rmanager, self.streams, self.stop, 5.0, self.be_ready)
         self.limits = Limits(1000, 4096, BLOCK, num_blocks, frozenset({2}))
         self.worker = WorkerServicer(self.engine, self.streams, self.limits, self.rmanager, drain)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.worker, self.server)
@@ -188,6 +189,9 @@ class Instance:
     def meet(self, *others: "Instance") -> None:
         """Learn of others, as a heartbeat's answer would tell."""
         self.peers.update([other.view for other in others])
+
+    async def be_ready(self, is_ready: bool) -> None:
+        self.readiness.append(is_ready)
 
     async def __aenter__(self) -> Self:
         self.creditor.start()
