@@ -4,6 +4,9 @@ MODEL ?= smollm2-135m-instruct
 INSTANCES ?= 2
 KV_BLOCKS ?= 96
 PORT ?= 8000
+# Builds an image and brings it to where it is needed: $(IMAGE_BUILD) NAME:TAG CONTEXT -f DOCKERFILE
+IMAGE_BUILD ?= deploy/build-image
+TAG ?= 0.1.0
 # The release that the tests run with; other releases that pyproject.toml admits work too.
 TORCH ?= torch==2.13.0
 
@@ -21,10 +24,10 @@ STUBS := protos/infinite_llm/v1/types_pb2.py
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint type test soak chaos run demo status bench clean
+.PHONY: help setup protos lint type test soak chaos run demo status bench images e2e kind-up clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(SETUP) ## create .venv and install everything (once; again when pyproject.toml changes)
 
@@ -58,6 +61,18 @@ status: $(STUBS) ## the Request Placement Map of the cluster on PORT; ARGS=--wat
 
 bench: $(STUBS) ## one benchmark: B=decode, ARGS=--quick
 	@$(PY) -m benchmarks.$(or $(B),$(error name a benchmark, for example: make bench B=decode)) $(ARGS)
+
+images: ## build the images of all services; TAG=0.1.0 IMAGE_BUILD="how to build one"
+	@for service in router gmanager operator worker; do \
+		$(IMAGE_BUILD) infinite-llm-$$service:$(TAG) . -f deploy/$$service.Dockerfile || exit 1; done
+
+e2e: $(STUBS) ## the chart on the cluster of KUBECONFIG; ARGS=--short takes five minutes
+	@IMAGE_BUILD="$(IMAGE_BUILD)" $(PY) -m tests.e2e $(ARGS)
+
+kind-up: ## a cluster of two nodes (needs Docker and kind) with Infinite-LLM on it
+	@kind get clusters | grep -qx infinite-llm || kind create cluster --config deploy/kind.yaml
+	@$(MAKE) --no-print-directory images
+	helm upgrade --install infinite-llm charts/infinite-llm --wait --timeout 10m
 
 clean: ## remove .venv, generated stubs and caches; the models in the user's cache stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
