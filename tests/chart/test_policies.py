@@ -1,0 +1,116 @@
+"""What every pod of the chart owes the cluster, whatever the values."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chart.conftest import VALUES, Helm, name_of
+
+Objects = list[dict[str, Any]]
+WRITES = {"create", "update", "patch", "delete"}
+
+
+@pytest.fixture(scope="module", params=VALUES, ids=name_of)
+def objects(helm: Helm, request: pytest.FixtureRequest) -> Objects:
+    return helm.render(request.param)
+
+
+def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:
+    for item in objects:
+        if item["kind"] in ("Deployment", "StatefulSet"):
+            yield item["metadata"]["name"], item["spec"]["template"]["spec"]
+        elif item["kind"] == "Pod":
+            yield item["metadata"]["name"], item["spec"]
+
+
+def test_pods_run_without_rights(objects: Objects) -> None:
+    for name, pod in pods(objects):
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] and context["runAsUser"] > 0, name
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"], name
+            assert not context["allowPrivilegeEscalation"], name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+
+
+def test_only_the_operator_has_a_token(objects: Objects) -> None:
+    with_token = [name for name, pod in pods(objects) if pod["automountServiceAccountToken"]]
+    assert all(name.endswith("-operator") for name in with_token)
+
+
+def test_every_container_says_what_it_needs_and_how_it_is(objects: Objects) -> None:
+    for name, pod in pods(objects):
+        for container in pod["containers"]:
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+            assert "memory" in container["resources"]["limits"], name
+            assert not container["image"].endswith(":latest"), name
+            if "-test-" not in name:
+                assert container.keys() >= {"readinessProbe", "livenessProbe"}, name
+
+
+def test_no_secret_is_in_the_environment(objects: Objects) -> None:
+    for name, pod in pods(objects):
+        for container in pod["containers"]:
+            for variable in container.get("env", []):
+                is_secret = any(word in variable["name"] for word in ("PASSWORD", "TOKEN", "KEY"))
+                is_plain = "value" in variable and not variable["name"].endswith("_FILE")
+                assert not (is_secret and is_plain), (name, variable)
+
+
+def test_a_router_has_time_to_end(objects: Objects) -> None:
+    for name, pod in pods(objects):
+        if not name.endswith("-router"):
+            continue
+        (container,) = pod["containers"]
+        environ = {entry["name"]: entry.get("value") for entry in container["env"]}
+        pre_stop_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        shutdown_s = int(environ["INFINITE_LLM_SHUTDOWN_TIMEOUT_S"])
+        assert pod["terminationGracePeriodSeconds"] > pre_stop_s + shutdown_s
+
+
+def test_rights_end_at_what_the_operator_does(objects: Objects) -> None:
+    """No secrets, no definitions, nothing of other kinds; writes to what it makes alone."""
+    for role in (item for item in objects if item["kind"] in ("Role", "ClusterRole")):
+        for rule in role["rules"]:
+            assert "*" not in (*rule["resources"], *rule["verbs"], *rule["apiGroups"])
+            assert set(rule["resources"]) <= {
+                *("infinitellms", "infinitellms/status"),
+                *("pods", "events", "leases"),
+            }
+            if "infinitellms" in rule["resources"]:
+                assert not WRITES & set(rule["verbs"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "kinds"),
+    [
+        ("operator.enabled=true", ["Role", "Role"]),
+        ("operator.watchNamespaces={a,b}", ["Role", "Role", "Role"]),
+        ("operator.watchNamespaces={*}", ["ClusterRole", "Role"]),
+        ("operator.enabled=false", []),
+    ],
+)
+def test_rights_reach_as_far_as_the_operator_watches(
+    helm: Helm, setting: str, kinds: list[str]
+) -> None:
+    objects = helm.render(None, "--set", setting)
+    roles = [item["kind"] for item in objects if item["kind"] in ("Role", "ClusterRole")]
+    assert sorted(roles) == kinds
+
+
+def test_names_and_labels_are_of_the_release(objects: Objects) -> None:
+    for item in objects:
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "infinite-llm", item
+        assert labels["app.kubernetes.io/instance"] in ("llm", "tenant-a"), item
+        assert labels["app.kubernetes.io/instance"] in item["metadata"]["name"], item
+
+
+def test_two_releases_share_nothing(helm: Helm) -> None:
+    first = {(item["kind"], item["metadata"]["name"]) for item in helm.render()}
+    done = helm.render(None, "--set", "fullnameOverride=other")
+    assert first.isdisjoint((item["kind"], item["metadata"]["name"]) for item in done)

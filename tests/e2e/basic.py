@@ -1,0 +1,100 @@
+"""The steps of the short form: install, use, borrow, scale; and the end of both forms."""
+
+from tests.e2e.release import (
+    CHART,
+    NAME,
+    NAMESPACE,
+    TAG,
+    VALUES,
+    Release,
+    demand,
+    view,
+    worker_selector,
+)
+from tests.e2e.streams import Load, chat, stream
+from tests.e2e.tools import run, wait_for
+
+IMAGES = {
+    "infinite-llm-router": "deploy/router.Dockerfile",
+    "infinite-llm-gmanager": "deploy/gmanager.Dockerfile",
+    "infinite-llm-operator": "deploy/operator.Dockerfile",
+    "infinite-llm-worker": "deploy/worker.Dockerfile",
+    "infinite-llm-redis": "tests/e2e/redis.Dockerfile",
+}
+#: More tokens than the KV memory of one worker in values.yaml has room for.
+LONG_PROMPT = "The owl looked at the moon and said a word. " * 130
+NUM_STREAMS = 20
+
+
+def images(release: Release) -> None:
+    for name, dockerfile in IMAGES.items():
+        command = [*release.settings.image_build, f"{name}:{TAG}", ".", "-f", dockerfile]
+        run(command, timeout_s=1800.0)
+
+
+def install(release: Release) -> None:
+    options = ["-f", str(VALUES), "--create-namespace", "--wait", "--timeout=6m"]
+    release.helm("install", NAME, str(CHART), *options)
+    release.wait_workers(2)
+
+
+def helm_test(release: Release) -> None:
+    release.helm("test", NAME, "--timeout=5m")
+
+
+def chat_through_service(release: Release) -> None:
+    with release.router() as url:
+        answer = chat(url, "What is the capital of France?")
+    demand("Paris" in answer, f"no Paris in {answer!r}")
+
+
+def borrow(release: Release) -> None:
+    """A request larger than one pod's memory lies on two pods while it runs."""
+    with release.router() as url, release.gmanager() as gmanager:
+        for _ in stream(url, LONG_PROMPT, max_tokens=48):
+            lent = [entry for entry in view(gmanager).entries if not entry.local]
+            if lent:
+                holder, owner = f"{NAME}-w-{lent[0].inst_id}", f"{NAME}-w-{lent[0].owner_inst_id}"
+                demand({holder, owner} <= set(release.workers()), f"no pods {holder}, {owner}")
+                print(f"  {lent[0].num_blocks} blocks of a request of {owner} lie on {holder}")
+                break
+        else:
+            demand(False, "no block was lent while the long prompt ran")
+
+
+def scale_under_streams(release: Release) -> None:
+    with release.router() as url, Load(url, NUM_STREAMS) as load:
+        release.scale(4)
+        release.scale(2)
+    demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
+    demand(load.num_finished >= NUM_STREAMS, f"only {load.num_finished} streams ended")
+    print(f"  {load.num_finished} streams while 2 workers became 4 and 2 again, none broken")
+
+
+def nothing_lent(release: Release) -> None:
+    """After all that no block is lent, and the map holds nobody."""
+    with release.gmanager() as gmanager:
+        wait_for("an empty map", lambda: not view(gmanager).entries, timeout_s=30.0)
+
+
+def uninstall(release: Release) -> None:
+    """Nothing of the release is left, and the namespace goes at once."""
+    release.helm("uninstall", NAME, "--wait", "--timeout=3m")
+    label = ("-l", f"app.kubernetes.io/instance={NAME}")
+    kinds = "illm,pods,services,deployments,statefulsets,secrets,configmaps,serviceaccounts"
+    kinds += ",roles,rolebindings,poddisruptionbudgets,networkpolicies,leases"
+    wait_for("nothing left", lambda: not release.kubectl.has(kinds, *label), timeout_s=120.0)
+    left = release.kubectl("get", f"{kinds},persistentvolumeclaims", "-o", "name").split()
+    own = [name for name in left if NAME in name.rpartition("/")[2].split("-")]
+    demand(not own, f"left behind: {own}")
+    run(["kubectl", "delete", "namespace", NAMESPACE, "--timeout=60s"])
+
+
+def describe(release: Release) -> str:
+    """For people who look at a failure."""
+    kubectl = release.kubectl
+    parts = [kubectl("get", "illm,pods,events", "-o", "wide")]
+    for component in ("operator", "worker", "router"):
+        selector = worker_selector().replace("worker", component)
+        parts.append(kubectl("logs", "-l", selector, "--tail=15", "--prefix", "--all-containers"))
+    return "\n".join(parts)

@@ -1,0 +1,89 @@
+"""Steps in which something changes or breaks under load: upgrades, lost pods, lost nodes."""
+
+import time
+
+from tests.e2e.release import NAME, READY_S, Release, demand, worker_selector
+from tests.e2e.streams import Load
+from tests.e2e.tools import run, wait_for
+
+NUM_STREAMS = 8
+#: A node that is cut off is NotReady by then, and back by then.
+NODE_STATE_S = 120.0
+
+
+def upgrade_and_rollback(release: Release) -> None:
+    """Both keep the number of workers, though kubectl has set it since the install."""
+    release.upgrade({"router.preStopSeconds": "4"})
+    demand(release.replicas() == 2, f"the upgrade made {release.replicas()} replicas of 2")
+    release.sets.clear()
+    release.helm("rollback", NAME, "--wait", "--timeout=6m")
+    demand(release.replicas() == 2, f"the rollback made {release.replicas()} replicas of 2")
+    release.wait_workers(2)
+
+
+def pod_killed(release: Release) -> None:
+    """Streams of a worker that is killed go on elsewhere, and another pod takes its place."""
+    with release.router() as url, Load(url, NUM_STREAMS) as load:
+        victim = release.workers()[0]
+        wait_for("some streams", lambda: load.num_finished > 0, READY_S)
+        release.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+        wait_for("a new pod", lambda: victim not in release.workers(), 60.0)
+        release.wait_workers(2)
+    demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
+
+
+def rolling_update(release: Release) -> None:
+    """All workers are replaced, at most one at a time, and no stream breaks."""
+    before = set(release.workers())
+    with release.router() as url, Load(url, NUM_STREAMS) as load:
+        release.upgrade({"worker.engine.maxWaiting": "128"})
+        wait_for("new pods", lambda: not before & set(release.workers()), 2 * READY_S)
+        release.wait_workers(2)
+    demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
+
+
+def node_drained(release: Release) -> None:
+    """The budget lets one worker go at a time; its streams go on."""
+    node = _node_of(release, release.workers()[0])
+    try:
+        with release.router() as url, Load(url, NUM_STREAMS) as load:
+            # The router and what its clients are connected to stay: only workers are drained.
+            selector = f"--pod-selector={worker_selector()}"
+            run(
+                ["kubectl", "drain", node, selector, "--ignore-daemonsets",
+                 "--delete-emptydir-data", "--force", "--timeout=5m"],
+                timeout_s=330.0,
+            )  # fmt: skip
+            release.wait_workers(2)
+        demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
+        here = [pod for pod in release.workers() if _node_of(release, pod) == node]
+        demand(not here, f"{here} run on the drained node")
+    finally:
+        run(["kubectl", "uncordon", node])
+
+
+def node_cut_off(release: Release) -> None:
+    """A node that nobody reaches: its worker is replaced, and does no harm when it is back."""
+    router = release.kubectl.get("pods", "-l", worker_selector().replace("worker", "router"))
+    home = router["items"][0]["spec"]["nodeName"]
+    nodes = [item["metadata"]["name"] for item in release.kubectl.get("nodes")["items"]]
+    node = next(name for name in reversed(nodes) if name != home)
+    run([*release.settings.node_off, node])
+    try:
+        wait_for(f"{node} lost", lambda: not _is_ready(release, node), NODE_STATE_S)
+        with release.router() as url, Load(url, 2) as load:
+            wait_for("streams without it", lambda: load.num_finished >= 4, READY_S)
+    finally:
+        run([*release.settings.node_on, node])
+    wait_for(f"{node} back", lambda: _is_ready(release, node), NODE_STATE_S)
+    time.sleep(1.0)
+    release.wait_workers(2)
+
+
+def _node_of(release: Release, pod: str) -> str:
+    return str(release.kubectl.get("pod", pod)["spec"].get("nodeName", ""))
+
+
+def _is_ready(release: Release, node: str) -> bool:
+    conditions = release.kubectl.get("node", node)["status"]["conditions"]
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
