@@ -136,13 +136,13 @@ async def test_streams_go_on_when_their_owner_is_stopped_and_nothing_runs_on_for
 
 
 async def test_streams_outlive_a_restart_of_every_worker(roomy: LocalCluster) -> None:
-    num_new = 160
+    num_new = 340
     expected = await undisturbed(roomy, num_new)
     before = await num_resumed(roomy)
     async with streaming(roomy, num_new) as answers:
         for inst_id in range(2):
+            assert any(answer.finish_reason is None for answer in answers), "too fast to matter"
             await roomy.processes[worker_name(inst_id)].kill()
             await roomy.restart(worker_name(inst_id))
     assert_same(answers, expected)
-    # Where tokens come fast, all streams end before the second worker is killed.
-    assert await num_resumed(roomy) > before
+    assert await num_resumed(roomy) > before + NUM_STREAMS // 2

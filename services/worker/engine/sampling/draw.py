@@ -1,8 +1,12 @@
 """Draws tokens from logits, each row by its own seed. Called by the sampler.
 
-The draw of a token depends only on (seed, index of the token in the answer), and runs through the
-vocabulary in the order of token ids, not of probabilities: rounding, which differs with what else
-is in the batch, may swap two equally likely tokens, and must not change the draw.
+The draw of a token depends only on (seed, index of the token in the answer). It is a race: token i
+arrives after a time that is exponential with its weight as the rate, and the first one is drawn,
+which is token i as often as its weight says. Rounding, which differs with how a context was
+computed (in chunks or token by token, here or elsewhere), then changes what is drawn only where two
+arrive all but together: as rarely as two distributions that close allow at all. Looking a number
+up in the running sums of the weights would hit upon it a thousand times as often where thousands
+of tokens are possible, since there every border moves by all the rounding before it.
 
 In numpy, whose selection and comparisons on a CPU are several times as fast as torch's.
 """
@@ -23,26 +27,26 @@ NUM_CANDIDATES = 512
 #: Below it there is but one token anyway, and the division overflows.
 LEAST_TEMPERATURE = 1e-30
 
-#: Tokens that are summed up first: running sums over the whole vocabulary would take longest.
+#: Tokens that race as one first, and then among each other: one number for each would take longest.
 SPAN = 64
+
+#: A time to arrive that is 0 would make a token without weight come, too.
+LEAST_TIME = 1e-300
 
 
 def draw(logits: Floats, params: Seq[SamplingParams], indices: Seq[int]) -> list[int]:
     """One token per row; row i draws output token `indices[i]` of its sequence."""
     weights = weights_of(logits, params)
-    uniform = np.array([_uniform(p.seed, at) for p, at in zip(params, indices, strict=True)])
     num_rows, vocab_size = weights.shape
     if vocab_size % SPAN:
         weights = np.pad(weights, ((0, 0), (0, -vocab_size % SPAN)))
     spans = weights.reshape(num_rows, -1, SPAN)
-    mass = spans.sum(-1).cumsum(-1, dtype=np.float64)
-    at = uniform * mass[:, -1]
-    span = _first_beyond(mass, at)
-    rows = np.arange(num_rows)
-    rest = at - np.where(span > 0, mass[rows, span - 1], 0.0)
-    inner = spans[rows, span].cumsum(-1, dtype=np.float64)
-    tokens = span * SPAN + _first_beyond(inner, rest)
-    return [min(token, vocab_size - 1) for token in tokens.tolist()]
+    num_spans = spans.shape[1]
+    times = _times([p.seed for p in params], indices, num_spans + SPAN)
+    span = (spans.sum(-1) / times[:, :num_spans]).argmax(-1)
+    token = (spans[np.arange(num_rows), span] / times[:, num_spans:]).argmax(-1)
+    tokens: list[int] = (span * SPAN + token).tolist()
+    return tokens
 
 
 def weights_of(logits: Floats, params: Seq[SamplingParams]) -> Floats:
@@ -118,20 +122,18 @@ def _largest(weights: Floats, count: int) -> Floats:
     return np.sort(weights, axis=-1)[:, ::-1]
 
 
-def _first_beyond(cumulative: Doubles, at: Doubles) -> NDArray[np.int64]:
-    """Per row the first index whose sum exceeds `at`: never one without weight, nor past the end.
-
-    Rounding must not push `at` to the very end, beyond the last weight.
-    """
-    at = np.minimum(at, np.nextafter(cumulative[:, -1], 0.0))
-    found: NDArray[np.int64] = (cumulative > at[:, None]).argmax(-1)
-    return found
-
-
 def _column(values: Seq[float]) -> Doubles:
     return np.array(values)[:, None]
 
 
-def _uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) from a counter-based generator: no state to keep or to lose."""
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=index)).random())
+def _times(seeds: Seq[int], indices: Seq[int], count: int) -> Doubles:
+    """Of each row `count` exponential times, which follow from its seed and index alone.
+
+    From a counter-based generator: no state to keep or to lose. The low half of the counter runs
+    within a draw, the index is its high half.
+    """
+    uniform = [
+        np.random.Generator(np.random.Philox(key=seed, counter=index << 128)).random(count)
+        for seed, index in zip(seeds, indices, strict=True)
+    ]
+    return np.maximum(-np.log1p(-np.array(uniform)), LEAST_TIME)
