@@ -7,31 +7,12 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 
+from services.common.config import PREFIX, variable_name
+from services.operator.settings import SETTINGS
 from services.worker.config import Config
 
 ROOT = Path(__file__).parents[3]
 DEFINITION = ROOT / "charts/infinite-llm/crds/infinitellms.infinite-llm.io.yaml"
-
-WORKER_FIELDS = {
-    "engine": {
-        "kvBlocks": "num_blocks",
-        "blockSize": "block_size",
-        "dtype": "dtype",
-        "kvDtype": "kv_dtype",
-        "threads": "num_threads",
-        "maxBatchedTokens": "max_batched_tokens",
-        "maxRunning": "max_running",
-        "maxWaiting": "max_waiting",
-        "prefixCaching": "prefix_caching",
-    },
-    "pooling": {
-        "enabled": "pooling",
-        "lendKeepFree": "lend_keep_free",
-        "maxLentShare": "max_lent_share",
-        "moveTokensPerStep": "move_tokens_per_step",
-        "leaseSeconds": "lease_s",
-    },
-}
 
 
 def _schema() -> Any:
@@ -40,16 +21,18 @@ def _schema() -> Any:
     return version["schema"]["openAPIV3Schema"]["properties"]
 
 
-@pytest.mark.parametrize("section", WORKER_FIELDS)
+@pytest.mark.parametrize("section", SETTINGS)
 def test_defaults_are_the_workers_own(section: str) -> None:
     properties = _schema()["spec"]["properties"][section]["properties"]
-    defaults = {field.name: field.default for field in fields(Config)}
-    wanted = {name: defaults[field] for name, field in WORKER_FIELDS[section].items()}
-    assert {name: schema["default"] for name, schema in properties.items()} == wanted
+    defaults = {variable_name(field.name): field.default for field in fields(Config)}
+    settings = SETTINGS[section].items()
+    known = {name: setting.default for name, setting in settings}
+    assert {name: defaults[PREFIX + setting.variable] for name, setting in settings} == known
+    assert {name: schema["default"] for name, schema in properties.items()} == known
 
 
 @pytest.mark.parametrize("name", ["dtype", "kvDtype"])
 def test_choices_are_the_workers_own(name: str) -> None:
     schema = _schema()["spec"]["properties"]["engine"]["properties"][name]
-    hint = get_type_hints(Config)[WORKER_FIELDS["engine"][name]]
+    hint = get_type_hints(Config)[SETTINGS["engine"][name].variable.lower()]
     assert tuple(schema["enum"]) == get_args(hint)
