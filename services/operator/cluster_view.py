@@ -1,6 +1,7 @@
 """What the gManager of a resource knows of its workers. Asked by `reconcile`."""
 
 import logging
+from collections.abc import Sequence
 
 import grpc
 
@@ -58,11 +59,19 @@ class ClusterViews:
 
 
 def qualified(addresses: str, namespace: str) -> tuple[str, ...]:
-    """A name without a dot is a Service beside the workers, which need not be beside us."""
-    return tuple(_qualify(address, namespace) for address in split_addresses(addresses))
+    """As the pods of `namespace` understand them, which we need not be beside."""
+    return tuple(
+        meant for address in split_addresses(addresses) for meant in _meant(address, namespace)
+    )
 
 
-def _qualify(address: str, namespace: str) -> str:
+def _meant(address: str, namespace: str) -> Sequence[str]:
     host, port = split_host_port(address)
-    is_short = "." not in host and ":" not in host and host != "localhost"
-    return f"{host}.{namespace}.svc:{port}" if is_short else address
+    here = f"{host}.{namespace}.svc:{port}"
+    match host.count("."):
+        case 0 if ":" not in host and host != "localhost":
+            return [here]  # a Service
+        case 1:
+            return [here, address]  # a pod of a headless Service, or a name of any other kind
+        case _:
+            return [address]

@@ -9,6 +9,7 @@ from services.operator.controller import Controller
 from services.operator.lease import LeaseHolder
 from services.operator.metrics import OperatorMetrics
 from services.operator.reconcile import Reconciler
+from services.operator.workers import Workers
 
 
 class Leading:
@@ -55,7 +56,7 @@ class Leading:
     async def _work(self) -> None:
         """Until the Lease is lost."""
         reconciler = Reconciler(
-            self._api, self._views, self._metrics, lambda: self._lease.is_leader
+            self._api, self._views, Workers(), self._metrics, lambda: self._lease.is_leader
         )
         config = self._config
         self._controller = Controller(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
-from services.operator import events, paths, pods, workers
+from services.operator import events, paths, pods
 from services.operator.api import Api, ApiError
 from services.operator.cluster_view import ClusterViews
 from services.operator.metrics import OperatorMetrics
@@ -29,6 +29,7 @@ from services.operator.pods import DRAINING, Pod, Trouble
 from services.operator.resource import Key, Object, Resource, parse
 from services.operator.status import Condition, Counts, make_status, merge_conditions
 from services.operator.template_hash import template_hash
+from services.operator.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Reconciler:
         self,
         api: Api,
         views: ClusterViews,
+        workers: Workers,
         metrics: OperatorMetrics,
         may_act: Callable[[], bool],
         clock: Callable[[], float] = time.time,
@@ -55,6 +57,7 @@ class Reconciler:
         """`may_act`: whether we still lead; asked before everything that is done."""
         self._api = api
         self._views = views
+        self._workers = workers
         self._metrics = metrics
         self._may_act = may_act
         self._clock = clock
@@ -121,7 +124,7 @@ class Reconciler:
     async def _drain(self, pod: Pod, deadline_s: float | None) -> bool:
         if deadline_s is None or not pod.address:
             return False
-        return await workers.drain(pod.address, deadline_s - self._clock())
+        return await self._workers.drain(pod.address, deadline_s - self._clock())
 
     # -- what is done -----------------------------------------------------------------------------
 
@@ -156,7 +159,7 @@ class Reconciler:
                 await self._drain(pod, deadline_s)
                 return True
             case CancelDrain(pod):
-                if pod.is_running and not await workers.undrain(pod.address):
+                if pod.is_running and not await self._workers.undrain(pod.address):
                     return False  # it would stay out of service without anybody knowing
                 return not pod.is_draining or await self._mark(resource, pod, None)
             case Delete(pod, _):

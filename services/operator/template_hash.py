@@ -52,6 +52,6 @@ def _amounts(amounts: Mapping[str, Any]) -> dict[str, str]:
 
 def _amount(amount: Any) -> str:
     try:
-        return str(parse_quantity(amount).normalize())  # type: ignore[no-untyped-call]
+        return str(parse_quantity(str(amount)).normalize())  # type: ignore[no-untyped-call]
     except ValueError:
         return str(amount)
