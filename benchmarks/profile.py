@@ -18,6 +18,7 @@ from services.worker.engine import runner
 from services.worker.engine.attention import RemoteAttention
 from services.worker.engine.engine import Engine
 from services.worker.engine.scheduler import Scheduler
+from services.worker.engine.step_tensors import StepTensors
 
 OVERHEAD_PHASES = ("schedule", "metadata", "sampling", "hand-over")
 PHASES = (*OVERHEAD_PHASES, "attention", "layers", "lm_head")
@@ -28,9 +29,9 @@ REST = "rest"
 TIMED: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "schedule", "schedule"),
     (Scheduler, "postprocess", "schedule"),
-    (runner, "_step_kv", "metadata"),
+    (runner, "_logits_rows", "metadata"),
     (runner, "_remote_rows", "metadata"),
-    (runner, "_tokens", "metadata"),
+    (StepTensors, "fill", "metadata"),
     (RemoteAttention, "begin", "attention"),
     (NativeDecoder, "logits", "lm_head"),
     (NativeDecoder, "likeliest", "sampling"),

@@ -17,6 +17,7 @@ from services.worker.engine.limits import SchedulerConfig
 from services.worker.engine.runner import Runner
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence_blocks import SequenceBlocks
+from services.worker.engine.step_tensors import StepTensors
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.storage import KvShape, KvStorage
 from services.worker.models.llama import LlamaFamilyModel
@@ -47,7 +48,7 @@ def build_scheduler(config: Config, core: Core) -> Scheduler:
     limits = SchedulerConfig(
         block_size=config.block_size,
         max_batched_tokens=config.max_batched_tokens,
-        max_running=min(config.max_running, config.max_batched_tokens),
+        max_running=_max_running(config),
         max_waiting=config.max_waiting,
         stall_timeout_s=config.stall_timeout_s,
         queue_timeout_s=config.queue_timeout_s,
@@ -57,7 +58,12 @@ def build_scheduler(config: Config, core: Core) -> Scheduler:
 
 
 def build_runner(config: Config, core: Core, channels: ChannelPool) -> Runner:
-    return Runner(core.model, core.storage.pool, RemoteAttention(core.kernels, channels))
+    tensors = StepTensors(core.storage.pool, config.max_batched_tokens, _max_running(config))
+    return Runner(core.model, tensors, RemoteAttention(core.kernels, channels))
+
+
+def _max_running(config: Config) -> int:
+    return min(config.max_running, config.max_batched_tokens)
 
 
 def _allocate(config: Config, model: LlamaFamilyModel) -> KvStorage:

@@ -4,25 +4,25 @@ from collections.abc import Iterable
 
 import torch
 
-from kernels import PagedRows, StepKv
 from services.common.ids import MoveId, ReqId
 from services.worker.distattention.debtor import RemotePart
 from services.worker.engine.attention import Creditor, RemoteAttention, RemoteRows, lent_rows
 from services.worker.engine.sampling.logprobs import logprobs_of
 from services.worker.engine.sampling.sampler import sample
 from services.worker.engine.sequence import Schedule, ScheduledSequence
+from services.worker.engine.step_tensors import StepTensors
 from services.worker.kvcache.block_table import Context, RemoteSpan
-from services.worker.models.llama import LlamaFamilyModel, PackedTokens
+from services.worker.models.llama import LlamaFamilyModel
 
 
 class Runner:
     """The model and its attention; knows no queue and no time."""
 
     def __init__(
-        self, model: LlamaFamilyModel, pool: torch.Tensor, attention: RemoteAttention
+        self, model: LlamaFamilyModel, tensors: StepTensors, attention: RemoteAttention
     ) -> None:
         self._model = model
-        self._pool = pool
+        self._tensors = tensors
         self._attention = attention
 
     def run(self, plan: Schedule) -> dict[ReqId, int]:
@@ -34,9 +34,8 @@ class Runner:
         contexts = [item.sequence.table.context(item.end) for item in plan.items]
         remote = _remote_rows(plan.items, contexts)
         self._attention.begin(remote)
-        kv = _step_kv(plan.items, contexts, self._pool)
-        elsewhere = self._attention if remote else None
-        logits = self._model.forward(_tokens(plan.items), kv, elsewhere)
+        packed, kv = self._tensors.fill(plan.items, contexts, _logits_rows(plan.items))
+        logits = self._model.forward(packed, kv, self._attention if remote else None)
         sampling = [item.sequence for item in plan.items if item.samples]
         _keep_prompt_logprobs(plan.items, logits[len(sampling) :])
         if not sampling:
@@ -46,22 +45,21 @@ class Runner:
         return {seq.req_id: token for seq, token in zip(sampling, tokens, strict=True)}
 
 
-def _tokens(items: list[ScheduledSequence]) -> PackedTokens:
-    """Of all items. Logits are wanted of the rows to sample from, then of those of prompts whose
-    log probabilities are asked."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    sampled_rows: list[int] = []
-    prompt_rows: list[int] = []
+def _logits_rows(items: list[ScheduledSequence]) -> list[int]:
+    """The rows to sample from, then those of prompts whose log probabilities are asked."""
+    sampled: list[int] = []
+    of_prompts: list[int] = []
+    first_row = 0
     for item in items:
-        start, end = item.start, item.end
-        prompt_rows.extend(len(token_ids) + at - start for at in _wanted_positions(item))
-        token_ids.extend(item.sequence.token_ids[start:end])
-        positions.extend(range(start, end))
+        wanted = _wanted_positions(item)
+        if wanted:
+            of_prompts += range(
+                first_row + wanted.start - item.start, first_row + wanted.stop - item.start
+            )
+        first_row += item.num_tokens
         if item.samples:
-            sampled_rows.append(len(token_ids) - 1)
-    rows = torch.tensor(sampled_rows + prompt_rows).long()
-    return PackedTokens(torch.tensor(token_ids), torch.tensor(positions), rows)
+            sampled.append(first_row - 1)
+    return sampled + of_prompts
 
 
 def _wanted_positions(item: ScheduledSequence) -> range:
@@ -88,30 +86,15 @@ def _keep_prompt_logprobs(items: list[ScheduledSequence], logits: torch.Tensor) 
             row += len(at)
 
 
-def _step_kv(items: list[ScheduledSequence], contexts: list[Context], pool: torch.Tensor) -> StepKv:
-    slots: list[int] = []
-    for item in items:
-        table = item.sequence.table
-        slots.extend(table.slot(position) for position in range(item.start, item.end))
-    rows = PagedRows.build(
-        [item.num_tokens for item in items],
-        [context.local for context in contexts],
-        [i.end - context.num_remote_tokens for i, context in zip(items, contexts, strict=True)],
-        causal=True,
-        num_blocks=pool.shape[0],
-        block_size=items[0].sequence.table.block_size,
-    )
-    return StepKv(pool, torch.tensor(slots), rows)
-
-
 def _remote_rows(items: list[ScheduledSequence], contexts: list[Context]) -> tuple[RemoteRows, ...]:
     remote: list[tuple[RemotePart, Creditor, int]] = []
     first_row = 0
     for item, context in zip(items, contexts, strict=True):
-        remote.extend(
-            (RemotePart(item.sequence.req_id, move_ids, item.num_tokens), creditor, first_row)
-            for creditor, move_ids in _moves_by_creditor(context.remote).items()
-        )
+        if context.remote:
+            remote.extend(
+                (RemotePart(item.sequence.req_id, move_ids, item.num_tokens), creditor, first_row)
+                for creditor, move_ids in _moves_by_creditor(context.remote).items()
+            )
         first_row += item.num_tokens
     return lent_rows(remote)
 

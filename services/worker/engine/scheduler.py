@@ -121,13 +121,13 @@ class Scheduler:
         """Returns those that got no memory."""
         starved: list[Sequence] = []
         filling: set[BlockHash] = set()
-        in_order = sorted(self.running, key=lambda seq: (seq.num_uncomputed > 1, seq.rank))
-        for index, sequence in enumerate(in_order):
+        in_order = sorted(self.running, key=_catches_up)  # and by rank, as they are
+        num_behind = len(in_order) + len(self.waiting)
+        for sequence in in_order:
+            num_behind -= 1
             if not sequence.is_running:
                 continue  # preempted a moment ago
-            num_behind = len(in_order) - index - 1 + len(self.waiting)
-            self.blocks.find_again(sequence)
-            lost_block = self.blocks.next_lost_block(sequence)
+            lost_block = self.blocks.find_lost(sequence) if sequence.holes else None
             if lost_block in filling:
                 sequence.waiting_since_s = now_s  # another computes what both have lost
                 continue
@@ -140,7 +140,8 @@ class Scheduler:
                 num_tokens = self.blocks.grow(sequence, wanted)
             if num_tokens > 0:
                 plan.add(sequence, num_tokens)
-                filling |= {lost_block} if lost_block else set()
+                if lost_block is not None:
+                    filling.add(lost_block)
             elif self._is_stalled(sequence, now_s):
                 self._give_way(sequence, plan, now_s)
             else:
@@ -211,3 +212,8 @@ class Scheduler:
         order = self.placement.begin_move(sequence.req_id, num_missing, for_whom)
         if order is not None:
             plan.moves.append(order)
+
+
+def _catches_up(sequence: Sequence) -> bool:
+    """Whether it has more to compute than a decode does."""
+    return sequence.num_uncomputed > 1

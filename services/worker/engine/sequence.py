@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from services.common.errors import InfiniteLLMError
 from services.common.ids import ReqId
@@ -159,8 +160,7 @@ class Sequence:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """What a step brought for one request: tokens, an end, or an error."""
 
     req_id: ReqId

@@ -108,6 +108,8 @@ class SequenceBlocks:
         Returns the tokens that fit.
         """
         table, start = sequence.table, sequence.next_chunk.start
+        if table.reaches(start + wanted):
+            return wanted
         absent = table.absent
         needed = min(-(-(start + wanted) // table.block_size) - absent.start, len(absent))
         if needed <= 0:
@@ -235,8 +237,17 @@ class SequenceBlocks:
             num_hurt += bool(lost)
         return num_hurt
 
-    def find_again(self, sequence: Sequence) -> None:
-        """Fill holes with cached blocks: left from before they moved, or computed by others."""
+    def find_lost(self, sequence: Sequence) -> BlockHash | None:
+        """Fill holes with cached blocks: left from before they moved, or computed by others.
+
+        Returns what the next hole begins with, if others that lost it can use it once it is there.
+        """
+        self._find_again(sequence)
+        if not self._is_caching or not sequence.holes:
+            return None
+        return sequence.hashes[sequence.holes[0].start // sequence.table.block_size]
+
+    def _find_again(self, sequence: Sequence) -> None:
         size = sequence.table.block_size
         while self._is_caching and sequence.holes:
             hole = sequence.holes[0]
@@ -249,12 +260,6 @@ class SequenceBlocks:
                 return
             sequence.table.grow(found)
             sequence.advance(len(found) * size)
-
-    def next_lost_block(self, sequence: Sequence) -> BlockHash | None:
-        """What the next hole begins with, if others that lost it can use it once it is there."""
-        if not self._is_caching or not sequence.holes:
-            return None
-        return sequence.hashes[sequence.holes[0].start // sequence.table.block_size]
 
     def _adopt(self, sequence: Sequence) -> bool:
         """Let go of local blocks that lie on a creditor already; False if there are none."""

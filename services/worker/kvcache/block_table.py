@@ -41,7 +41,8 @@ class Context(NamedTuple):
 class BlockTable:
     """Local blocks, remote spans and holes of one sequence, in its order.
 
-    `local` and `remote` are kept beside it, because every step asks for them.
+    `local` and `remote` are kept beside it, because every step asks for them. The list `local` only
+    ever grows at its end: where anything else changes, a new list takes its place.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -68,6 +69,10 @@ class BlockTable:
             stop += 1
         return range(first, stop)
 
+    def reaches(self, num_tokens: int) -> bool:
+        """Whether every one of the first `num_tokens` tokens has its place, here or elsewhere."""
+        return num_tokens <= len(self._blocks) * self.block_size and not self._num_holes
+
     def blocks_to_reach(self, num_tokens: int) -> int:
         """How many more blocks a sequence of `num_tokens` tokens needs, those of holes included."""
         missing = -(-num_tokens // self.block_size) - len(self._blocks)
@@ -77,6 +82,19 @@ class BlockTable:
         """The storage slot of the token at `position`; it must be local."""
         size = self.block_size
         return self.block_id(position // size) * size + position % size
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Of the tokens at these positions; they must be local."""
+        if stop == start + 1:
+            return [self.slot(start)]
+        size = self.block_size
+        found: list[int] = []
+        while start < stop:
+            block_stop = min(stop, start - start % size + size)
+            first = self.slot(start)
+            found += range(first, first + block_stop - start)
+            start = block_stop
+        return found
 
     def block_id(self, index: int) -> int:
         """The id of the sequence's block `index`; it must be local."""

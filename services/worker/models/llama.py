@@ -31,22 +31,64 @@ class PackedTokens:
     """Whose logits are wanted."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What lies between the parts, for so many tokens; used again by every forward."""
+
+    embedded: Tensor
+    """In the type of the weights; where that is float32, `hidden` itself."""
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+    last: Tensor
+    """Rows of `hidden` whose logits are wanted."""
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, embedding: Tensor, num_tokens: int) -> "_Room":
+        def floats(size: int) -> Tensor:
+            return torch.empty(num_tokens, size, device=embedding.device)
+
+        hidden, last = floats(config.hidden_size), floats(config.hidden_size)
+        is_float = embedding.dtype == torch.float32
+        embedded = hidden if is_float else torch.empty_like(hidden, dtype=embedding.dtype)
+        return cls(
+            embedded, hidden, floats(config.head_dim // 2), floats(config.head_dim // 2), last
+        )
+
+    def first(self, num_tokens: int, num_last: int) -> "_Room":
+        return _Room(
+            self.embedded[:num_tokens],
+            self.hidden[:num_tokens],
+            self.cos[:num_tokens],
+            self.sin[:num_tokens],
+            self.last[:num_last],
+        )
+
+
 class LlamaFamilyModel:
     def __init__(self, config: ModelConfig, parts: LlamaParts) -> None:
         self.config = config
         self._parts = parts
+        self._room = _Room.allocate(config, parts.embedding, 0)
 
     @torch.inference_mode()
     def forward(
         self, tokens: PackedTokens, kv: StepKv, elsewhere: Elsewhere | None = None
     ) -> Tensor:
         """Logits [logits_rows, vocab_size] float32; the next forward overwrites them."""
-        hidden = self._parts.embedding[tokens.token_ids].float()
-        cos, sin = self._parts.rope.at(tokens.positions)
-        self._parts.decoder.run(hidden, cos, sin, kv, elsewhere)
-        if tokens.logits_rows.numel() == 0:
-            return hidden.new_empty(0, self.config.vocab_size)
-        return self._parts.decoder.logits(hidden[tokens.logits_rows])
+        parts, token_ids, wanted = self._parts, tokens.token_ids, tokens.logits_rows
+        if len(token_ids) > len(self._room.hidden):
+            self._room = _Room.allocate(self.config, parts.embedding, len(token_ids))
+        room = self._room.first(len(token_ids), len(wanted))
+        torch.index_select(parts.embedding, 0, token_ids, out=room.embedded)
+        if room.embedded.dtype != room.hidden.dtype:
+            room.hidden.copy_(room.embedded)
+        parts.rope.read(tokens.positions, room.cos, room.sin)
+        parts.decoder.run(room.hidden, room.cos, room.sin, kv, elsewhere)
+        if len(wanted) == 0:
+            return room.hidden.new_empty(0, self.config.vocab_size)
+        torch.index_select(room.hidden, 0, wanted, out=room.last)
+        return parts.decoder.logits(room.last)
 
     def likeliest(self, logits: Tensor) -> list[int]:
         """The token of the greatest logit of each row."""

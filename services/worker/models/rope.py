@@ -14,6 +14,7 @@ class RopeTable:
         angles = torch.outer(torch.arange(num_positions).float(), 1.0 / theta**exponents)
         self._cos, self._sin = angles.cos().to(device), angles.sin().to(device)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, [T, head_dim / 2] each; once per step for all layers."""
-        return self._cos[positions], self._sin[positions]
+    def read(self, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Into cos and sin, [T, head_dim / 2] each; once per step for all layers."""
+        torch.index_select(self._cos, 0, positions, out=cos)
+        torch.index_select(self._sin, 0, positions, out=sin)

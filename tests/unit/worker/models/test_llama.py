@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from kernels import Kernels
+from kernels.native.decoder import NativeDecoder
 from services.common.errors import ConfigError
 from services.worker.models.load import WeightDtype, load_model
-from tests.unit.worker.models.conftest import SaveTiny, load_oracle
+from tests.unit.worker.models.conftest import SaveTiny, load_oracle, native_kernels
 from tests.unit.worker.models.packed import PackedRun
 
 PROMPTS = [[5, 17, 3, 88, 41], [9], [60, 61, 2, 7, 7, 7, 30, 11, 12, 13, 14]]
@@ -126,3 +127,30 @@ def test_a_broken_weights_file_is_a_config_error(save_tiny: SaveTiny, any_kernel
     (folder / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(ConfigError, match="cannot read"):
         load_model(folder, "float32", "cpu", any_kernels)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_of_one_size_use_the_same_memory(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch, dtype: WeightDtype
+) -> None:
+    """What a step was given is kept here, so that its memory cannot be had twice by chance."""
+    given: list[tuple[torch.Tensor, ...]] = []
+    run_layers, compute_logits = NativeDecoder.run, NativeDecoder.logits
+
+    def run(self: NativeDecoder, hidden: torch.Tensor, *others: Any) -> None:
+        given.append((hidden, *others[:2]))
+        run_layers(self, hidden, *others)
+
+    def logits(self: NativeDecoder, hidden: torch.Tensor) -> torch.Tensor:
+        found = compute_logits(self, hidden)
+        given.append((hidden, found))
+        return found
+
+    monkeypatch.setattr(NativeDecoder, "run", run)
+    monkeypatch.setattr(NativeDecoder, "logits", logits)
+    steps = PackedRun(load_model(save_tiny(), dtype, "cpu", native_kernels()), 3)
+    for _ in range(20):
+        steps.step([[5], [9], [60]])
+    for part in (given[0::2], given[1::2]):
+        for tensors in zip(*part, strict=True):
+            assert len({tensor.data_ptr() for tensor in tensors}) == 1
