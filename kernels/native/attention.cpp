@@ -23,7 +23,7 @@ namespace {
 constexpr int kFewVectors = 16;    // query vectors per KV head up to which a sequence is decode-like
 constexpr int kSplit = 1024;       // slots
 constexpr int kDecodeChunk = 64;   // slots of every KV head: enough work to hide the next chunk
-constexpr int kTileVectors = 252;  // query vectors of a prefill tile
+constexpr int kTileVectors = 384;  // query vectors of a prefill tile
 constexpr int kScoreRows = 32;     // that are worked on at a time, at most
 
 struct Item {
@@ -52,25 +52,27 @@ class Scratch {
   float *queries, *acc, *max, *sum;  // of an item's vectors
   float *keys, *values;              // of a chunk, staged
   float* scores;
-  Brain* operand;
+  Brain *query_tiles, *operand;
 
   void reset(int num_vectors, int dim) {
     const int padded_dim = round_up(dim, kPanel);
     queries = buffers_[0].take<float>(int64_t(num_vectors) * kStride);
     acc = buffers_[1].take<float>(int64_t(num_vectors) * padded_dim);
-    max = buffers_[2].take<float>(num_vectors);
-    sum = buffers_[3].take<float>(num_vectors);
+    const int padded_vectors = round_up(num_vectors, kTiledRows);
+    max = buffers_[2].take<float>(padded_vectors);
+    sum = buffers_[3].take<float>(padded_vectors);
     keys = buffers_[4].take<float>(kMaxChunk * dim);
     values = buffers_[5].take<float>(kMaxChunk * padded_dim);
     scores = buffers_[6].take<float>(kScoreRows * kStride);
     operand = buffers_[7].take<Brain>(kScoreRows * kMaxHeadDim);
+    query_tiles = buffers_[8].take<Brain>(int64_t(padded_vectors) * padded_dim);
     std::fill_n(acc, num_vectors * padded_dim, 0.0f);
     std::fill_n(max, num_vectors, -INFINITY);
     std::fill_n(sum, num_vectors, 0.0f);
   }
 
  private:
-  Buffer buffers_[8];
+  Buffer buffers_[9];
 };
 
 // Vectors are ordered KV head, row, query head of the group: a KV head's are one tile.
@@ -113,8 +115,9 @@ void attend_wide(const Tile& tile, const Chunk& chunk, const PagedHead<T>& keys,
       Brain *key_tiles = (Brain*)scratch.keys, *value_tiles = (Brain*)scratch.values;
       tile_keys(keys, chunk, key_tiles);
       tile_values(values, chunk, value_tiles);
-      return attend_tiled(tile, chunk, key_tiles, value_tiles, keys.head_dim, scratch.scores,
-                          scratch.operand, visible);
+      if (chunk.begin == 0) narrow_rows(tile.queries, chunk.num_rows, keys.head_dim, scratch.query_tiles);
+      return attend_tiled(tile, chunk, scratch.query_tiles, key_tiles, value_tiles, keys.head_dim,
+                          scratch.scores, scratch.operand, visible);
     }
   }
 #endif

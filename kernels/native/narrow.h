@@ -33,11 +33,11 @@ inline void score_slots(const float* queries, const T* const (&keys)[kLanes], co
       }
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < Rows; ++i) partial[i][step] = fold_all<kSlotsPerStep, kLanes>(c[i]);
+    for (int i = 0; i < Rows; ++i) partial[i][step] = fold_all<kSlotsPerStep, kLanes>(c[i], Plus());
   }
 #pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i)
-    store(scores + i * kStride, fold_all<kSteps, kLanes / kSlotsPerStep>(partial[i]));
+    store(scores + i * kStride, fold_all<kSteps, kLanes / kSlotsPerStep>(partial[i], Plus()));
 }
 
 // Adds a chunk that begins with a block; head_dim is whole panels, scores has room for every row.
