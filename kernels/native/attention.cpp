@@ -115,7 +115,8 @@ void attend_wide(const Tile& tile, const Chunk& chunk, const PagedHead<T>& keys,
       Brain *key_tiles = (Brain*)scratch.keys, *value_tiles = (Brain*)scratch.values;
       tile_keys(keys, chunk, key_tiles);
       tile_values(values, chunk, value_tiles);
-      if (chunk.begin == 0) narrow_rows(tile.queries, chunk.num_rows, keys.head_dim, scratch.query_tiles);
+      if (chunk.begin == 0)
+        narrow_rows(tile.queries, chunk.num_rows, keys.head_dim, scratch.query_tiles);
       return attend_tiled(tile, chunk, scratch.query_tiles, key_tiles, value_tiles, keys.head_dim,
                           scratch.scores, scratch.operand, visible);
     }

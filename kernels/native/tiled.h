@@ -85,7 +85,8 @@ void soften_tiles(const Tile& tile, int row, int n, int dim, float* scores, int 
     tops[i] = load(own);
     for (int j = kLanes; j < columns; j += kLanes) tops[i] = max(tops[i], load(own + j));
   }
-  const Vec before = load(tile.max + row), next = max(before, fold_all<kLanes, kLanes>(tops, Max()));
+  const Vec before = load(tile.max + row);
+  const Vec next = max(before, fold_all<kLanes, kLanes>(tops, Max()));
   const Vec base = next == -INFINITY ? Vec{} : next;
   for (int i = 0; i < kTileRows; ++i) {
     const Vec lowered = splat(base[i] * kLog2E);
