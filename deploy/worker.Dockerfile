@@ -34,8 +34,10 @@ ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip --python /opt/venv install --no-cache-dir --no-compile --no-deps \
       --extra-index-url "$TORCH_INDEX" "$TORCH" \
-    && cd /opt/venv/lib/python3*/site-packages/torch && rm -rf bin include test
-RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[worker]'
+    && cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test \
+    && find bin -type f ! -name torch_shm_manager -delete
+RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[worker]' \
+    && /opt/venv/bin/python -B -c 'import torch'
 
 FROM ${BASE}
 WORKDIR /app

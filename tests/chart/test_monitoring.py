@@ -1,11 +1,9 @@
 """Alerts, dashboard and autoscaler name metrics that exist, and alerts fire when they should."""
 
-import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,30 +13,12 @@ from services.gmanager.metrics import GManagerMetrics
 from services.router.metrics import RouterMetrics
 from services.worker.distattention.metrics import DataPlaneMetrics
 from tests.chart.conftest import CHART, DEADLINE_S, Helm
+from tests.chart.metric_names import named_metrics
 
 EVERYTHING = CHART / "ci" / "everything-values.yaml"
 SELECTED = {"namespace": "serving", "app_kubernetes_io_instance": "llm"}
 SELECTOR = ",".join(f'{name}="{value}"' for name, value in SELECTED.items())
-_NAME = re.compile(r"\binfinite_llm_\w+")
 _WORKER_METRICS = Path(__file__).parents[2] / "services" / "worker" / "metrics.py"
-
-
-def named_metrics(objects: list[dict[str, Any]]) -> set[str]:
-    """What the chart's expressions name; not where it speaks of the project otherwise."""
-    texts = [
-        rule["expr"]
-        for item in objects
-        if item["kind"] == "PrometheusRule"
-        for group in item["spec"]["groups"]
-        for rule in group["rules"]
-    ]
-    for item in objects:
-        if item["kind"] == "ScaledObject":
-            texts += [trigger["metadata"]["query"] for trigger in item["spec"]["triggers"]]
-        if item["kind"] == "ConfigMap":
-            dashboard = json.loads(item["data"]["infinite-llm.json"])
-            texts += [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
-    return {name for text in texts for name in _NAME.findall(text)}
 
 
 def exported_metrics() -> set[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tests.e2e import access, autoscaling, basic, changes
-from tests.e2e.release import Release, Settings
+from tests.e2e.release import DEFAULT_IMAGE_BUILD, Release, Settings
 from tests.e2e.tools import StepFailed, run
 
 Step = Callable[[Release], None]
@@ -37,11 +37,19 @@ def full_form(settings: Settings) -> dict[str, Step]:
         "network_policy": (access.network_policy, settings.enforces_policies, "NETWORK_POLICY"),
         "hpa": (autoscaling.hpa, _has_api("v1beta1.metrics.k8s.io"), "a metrics server"),
         "keda": (autoscaling.keda, bool(settings.prometheus_address), "PROMETHEUS_ADDRESS"),
-        "node_cut_off": (changes.node_cut_off, bool(settings.node_off), "NODE_OFF, NODE_ON"),
+        "node_cut_off": (
+            changes.node_cut_off,
+            bool(settings.cut_node),
+            "CUT_NODE",
+        ),
     }
     steps: dict[str, Step] = {name: short[name] for name in ("images", "install")}
     steps |= {"helm_test": basic.helm_test, "chat": short["chat"], "borrow": short["borrow"]}
-    steps |= {"scale": short["scale"], "upgrade_rollback": changes.upgrade_and_rollback}
+    steps |= {
+        "metrics": basic.metrics,
+        "scale": short["scale"],
+        "upgrade_rollback": changes.upgrade_and_rollback,
+    }
     steps |= {"pod_killed": changes.pod_killed, "rolling_update": changes.rolling_update}
     steps |= {"node_drained": changes.node_drained}
     for name, (step, can_run, needs) in optional.items():
@@ -54,7 +62,10 @@ def full_form(settings: Settings) -> dict[str, Step]:
 
 def why_not(settings: Settings) -> str:
     """What is missing on this machine; empty if nothing is."""
-    for program in ("kubectl", settings.helm):
+    needed = ["kubectl", settings.helm]
+    if settings.image_build == (DEFAULT_IMAGE_BUILD,):
+        needed.append("docker")
+    for program in needed:
         if shutil.which(program) is None:
             return f"no {program} on the PATH"
     try:

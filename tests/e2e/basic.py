@@ -1,5 +1,10 @@
 """The steps of the short form: install, use, borrow, scale; and the end of both forms."""
 
+import re
+
+import yaml
+
+from tests.chart.metric_names import named_metrics
 from tests.e2e.release import (
     CHART,
     NAME,
@@ -24,6 +29,7 @@ IMAGES = {
 #: More tokens than the KV memory of one worker in values.yaml has room for.
 LONG_PROMPT = "The owl looked at the moon and said a word. " * 130
 NUM_STREAMS = 20
+EVERYTHING = CHART / "ci" / "everything-values.yaml"
 
 
 def images(release: Release) -> None:
@@ -60,6 +66,21 @@ def borrow(release: Release) -> None:
                 break
         else:
             demand(False, "no block was lent while the long prompt ran")
+
+
+def metrics(release: Release) -> None:
+    """Every metric that an alert, the dashboard or an autoscaler names is served by some pod."""
+    rendered = release.helm("template", NAME, str(CHART), "-f", str(EVERYTHING))
+    named = named_metrics([item for item in yaml.safe_load_all(rendered) if item])
+    served: set[str] = set()
+    for pod in release.kubectl.get("pods")["items"]:
+        for port in pod["spec"]["containers"][0].get("ports", []):
+            if port["name"] in ("metrics", "http-metrics"):
+                target = f"{pod['metadata']['name']}:{port['containerPort']}"
+                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{target}/proxy/metrics"
+                text = run(["kubectl", "get", "--raw", path])
+                served |= set(re.findall(r"^infinite_llm_\w+", text, re.MULTILINE))
+    demand(named <= served, f"nobody serves {sorted(named - served)}")
 
 
 def scale_under_streams(release: Release) -> None:

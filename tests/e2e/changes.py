@@ -1,7 +1,5 @@
 """Steps in which something changes or breaks under load: upgrades, lost pods, lost nodes."""
 
-import time
-
 from tests.e2e.release import NAME, READY_S, Release, demand, worker_selector
 from tests.e2e.streams import Load
 from tests.e2e.tools import run, wait_for
@@ -64,20 +62,31 @@ def node_drained(release: Release) -> None:
 
 def node_cut_off(release: Release) -> None:
     """A node that nobody reaches: its worker is replaced, and does no harm when it is back."""
-    router = release.kubectl.get("pods", "-l", worker_selector().replace("worker", "router"))
-    home = router["items"][0]["spec"]["nodeName"]
-    nodes = [item["metadata"]["name"] for item in release.kubectl.get("nodes")["items"]]
-    node = next(name for name in reversed(nodes) if name != home)
-    run([*release.settings.node_off, node])
+    node = release.settings.cut_node
+    _move_router_off(release, node)
+    run(list(release.settings.node_off))
     try:
         wait_for(f"{node} lost", lambda: not _is_ready(release, node), NODE_STATE_S)
         with release.router() as url, Load(url, 2) as load:
             wait_for("streams without it", lambda: load.num_finished >= 4, READY_S)
+        demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
     finally:
-        run([*release.settings.node_on, node])
+        run(list(release.settings.node_on))
     wait_for(f"{node} back", lambda: _is_ready(release, node), NODE_STATE_S)
-    time.sleep(1.0)
     release.wait_workers(2)
+
+
+def _move_router_off(release: Release, node: str) -> None:
+    """So that it goes on when the node does not."""
+    selector = worker_selector().replace("worker", "router")
+    run(["kubectl", "cordon", node])
+    try:
+        for pod in release.kubectl.get("pods", "-l", selector)["items"]:
+            if pod["spec"]["nodeName"] == node:
+                release.kubectl("delete", "pod", pod["metadata"]["name"])
+        release.kubectl("rollout", "status", f"deployment/{NAME}-router", "--timeout=120s")
+    finally:
+        run(["kubectl", "uncordon", node])
 
 
 def _node_of(release: Release, pod: str) -> str:

@@ -16,6 +16,7 @@ VALUES = Path(__file__).parent / "values.yaml"
 NAME = "e2e"
 NAMESPACE = "infinite-llm-e2e"
 TAG = "e2e"
+DEFAULT_IMAGE_BUILD = "deploy/build-image"
 #: Of a worker that has to load torch and the model on a busy machine.
 READY_S = 240.0
 
@@ -37,14 +38,15 @@ class Settings:
     prometheus_address: str = ""
     """As KEDA reaches it."""
     enforces_policies: bool = False
+    cut_node: str = ""
+    """A node that these two cut off the network, and bring back."""
     node_off: tuple[str, ...] = ()
-    """Cuts the node whose name follows off the network."""
     node_on: tuple[str, ...] = ()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Settings":
         return cls(
-            image_build=tuple(shlex.split(environ.get("IMAGE_BUILD", "deploy/build-image"))),
+            image_build=tuple(shlex.split(environ.get("IMAGE_BUILD", DEFAULT_IMAGE_BUILD))),
             helm=environ.get("HELM", "helm"),
             ingress_url=environ.get("INGRESS_URL", ""),
             gateway=environ.get("GATEWAY", ""),
@@ -52,6 +54,7 @@ class Settings:
             gateway_grpc=environ.get("GATEWAY_GRPC", ""),
             prometheus_address=environ.get("PROMETHEUS_ADDRESS", ""),
             enforces_policies=environ.get("NETWORK_POLICY", "") == "enforced",
+            cut_node=environ.get("CUT_NODE", ""),
             node_off=tuple(shlex.split(environ.get("NODE_OFF", ""))),
             node_on=tuple(shlex.split(environ.get("NODE_ON", ""))),
         )
