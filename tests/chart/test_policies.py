@@ -107,10 +107,44 @@ def test_names_and_labels_are_of_the_release(objects: Objects) -> None:
         labels = item["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "infinite-llm", item
         assert labels["app.kubernetes.io/instance"] in ("llm", "tenant-a"), item
-        assert labels["app.kubernetes.io/instance"] in item["metadata"]["name"], item
+        if item["kind"] != "Lease":
+            assert labels["app.kubernetes.io/instance"] in item["metadata"]["name"], item
 
 
 def test_two_releases_share_nothing(helm: Helm) -> None:
-    first = {(item["kind"], item["metadata"]["name"]) for item in helm.render()}
-    done = helm.render(None, "--set", "fullnameOverride=other")
-    assert first.isdisjoint((item["kind"], item["metadata"]["name"]) for item in done)
+    """But the operator's Lease: one operator works in a namespace."""
+    first, second = (
+        {(item["kind"], item["metadata"]["name"]) for item in helm.render(None, *options)}
+        for options in ((), ("--set", "fullnameOverride=other"))
+    )
+    assert first & second == {("Lease", "infinite-llm-operator")}
+
+
+def test_doors_are_open_to_those_alone_who_need_them(helm: Helm) -> None:
+    doors = {
+        (policy["metadata"]["name"].removeprefix("llm-"), port["port"]): _components(rule)
+        for policy in helm.render()
+        if policy["kind"] == "NetworkPolicy"
+        for rule in policy["spec"]["ingress"]
+        for port in rule["ports"]
+    }
+    clients = ["router", "gmanager", "worker", "operator"]
+    assert doors == {
+        ("router", "http-metrics"): None,
+        ("router", "grpc"): None,
+        ("worker", "control"): clients,
+        ("worker", "data"): ["worker"],
+        ("worker", "metrics"): None,
+        ("gmanager", "grpc"): ["router", "worker", "operator"],
+        ("gmanager", "metrics"): None,
+        ("operator", "metrics"): None,
+        ("redis", "redis"): ["gmanager"],
+    }
+
+
+def _components(rule: dict[str, Any]) -> list[str] | None:
+    """None: everybody."""
+    if "from" not in rule:
+        return None
+    label = "app.kubernetes.io/component"
+    return [peer["podSelector"]["matchLabels"][label] for peer in rule["from"]]

@@ -4,6 +4,7 @@ import re
 
 import yaml
 
+from protos.infinite_llm.v1.types_pb2 import RequestPlacementEntry
 from tests.chart.metric_names import named_metrics
 from tests.e2e.release import (
     CHART,
@@ -56,16 +57,14 @@ def chat_through_service(release: Release) -> None:
 
 def borrow(release: Release) -> None:
     """A request larger than one pod's memory lies on two pods while it runs."""
+    lent: list[RequestPlacementEntry] = []
     with release.router() as url, release.gmanager() as gmanager:
         for _ in stream(url, LONG_PROMPT, max_tokens=48):
-            lent = [entry for entry in view(gmanager).entries if not entry.local]
-            if lent:
-                holder, owner = f"{NAME}-w-{lent[0].inst_id}", f"{NAME}-w-{lent[0].owner_inst_id}"
-                demand({holder, owner} <= set(release.workers()), f"no pods {holder}, {owner}")
-                print(f"  {lent[0].num_blocks} blocks of a request of {owner} lie on {holder}")
-                break
-        else:
-            demand(False, "no block was lent while the long prompt ran")
+            lent = lent or [entry for entry in view(gmanager).entries if not entry.local]
+    demand(bool(lent), "no block was lent while the long prompt ran")
+    holder, owner = f"{NAME}-w-{lent[0].inst_id}", f"{NAME}-w-{lent[0].owner_inst_id}"
+    demand({holder, owner} <= set(release.workers()), f"no pods {holder}, {owner}")
+    print(f"  {lent[0].num_blocks} blocks of a request of {owner} lay on {holder}")
 
 
 def metrics(release: Release) -> None:
