@@ -14,7 +14,7 @@ RUN /tools/bin/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=
 FROM tools AS model
 ARG MODEL=smollm2-135m-instruct
 COPY services/__init__.py services/
-COPY services/common/__init__.py services/common/errors.py services/common/
+COPY services/common/__init__.py services/common/errors.py services/common/ids.py services/common/
 COPY services/common/model_store services/common/model_store
 RUN mkdir /cache && if [ -n "$MODEL" ]; then \
     XDG_CACHE_HOME=/cache /tools/bin/python -m services.common.model_store "$MODEL"; fi

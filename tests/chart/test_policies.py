@@ -18,7 +18,7 @@ def objects(helm: Helm, request: pytest.FixtureRequest) -> Objects:
 
 def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:
     for item in objects:
-        if item["kind"] in ("Deployment", "StatefulSet"):
+        if item["kind"] in ("Deployment", "StatefulSet", "Job"):
             yield item["metadata"]["name"], item["spec"]["template"]["spec"]
         elif item["kind"] == "Pod":
             yield item["metadata"]["name"], item["spec"]
@@ -38,8 +38,9 @@ def test_pods_run_without_rights(objects: Objects) -> None:
 
 
 def test_only_the_operator_has_a_token(objects: Objects) -> None:
+    """And the job that brings definitions up to date."""
     with_token = [name for name, pod in pods(objects) if pod["automountServiceAccountToken"]]
-    assert all(name.endswith("-operator") for name in with_token)
+    assert all(name.endswith(("-operator", "-definitions")) for name in with_token)
 
 
 def test_every_container_says_what_it_needs_and_how_it_is(objects: Objects) -> None:
@@ -48,7 +49,7 @@ def test_every_container_says_what_it_needs_and_how_it_is(objects: Objects) -> N
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
             assert "memory" in container["resources"]["limits"], name
             assert not container["image"].endswith(":latest"), name
-            if "-test-" not in name:
+            if pod.get("restartPolicy") != "Never":
                 assert container.keys() >= {"readinessProbe", "livenessProbe"}, name
 
 
@@ -79,8 +80,10 @@ def test_rights_end_at_what_the_operator_does(objects: Objects) -> None:
             assert "*" not in (*rule["resources"], *rule["verbs"], *rule["apiGroups"])
             assert set(rule["resources"]) <= {
                 *("infinitellms", "infinitellms/status"),
-                *("pods", "events", "leases"),
+                *("pods", "events", "leases", "customresourcedefinitions"),
             }
+            if "customresourcedefinitions" in rule["resources"]:
+                assert rule["resourceNames"] == ["infinitellms.infinite-llm.io"]
             if "infinitellms" in rule["resources"]:
                 assert not WRITES & set(rule["verbs"])
 
@@ -88,15 +91,16 @@ def test_rights_end_at_what_the_operator_does(objects: Objects) -> None:
 @pytest.mark.parametrize(
     ("setting", "kinds"),
     [
-        ("operator.enabled=true", ["Role", "Role"]),
-        ("operator.watchNamespaces={a,b}", ["Role", "Role", "Role"]),
-        ("operator.watchNamespaces={*}", ["ClusterRole", "Role"]),
-        ("operator.enabled=false", []),
+        ("operator.enabled=true", ["ClusterRole", "Role", "Role"]),
+        ("operator.watchNamespaces={a,b}", ["ClusterRole", "Role", "Role", "Role"]),
+        ("operator.watchNamespaces={*}", ["ClusterRole", "ClusterRole", "Role"]),
+        ("operator.enabled=false,upgradeDefinitions=false", []),
     ],
 )
 def test_rights_reach_as_far_as_the_operator_watches(
     helm: Helm, setting: str, kinds: list[str]
 ) -> None:
+    """And for the one definition while it is brought up to date."""
     objects = helm.render(None, "--set", setting)
     roles = [item["kind"] for item in objects if item["kind"] in ("Role", "ClusterRole")]
     assert sorted(roles) == kinds

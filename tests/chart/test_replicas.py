@@ -22,8 +22,9 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The part of the chart that makes the custom resource."""
     folder = tmp_path_factory.mktemp("chart") / "infinite-llm"
     shutil.copytree(CHART, folder)
-    for part in ("router", "gmanager", "operator", "redis", "network", "monitoring", "tests"):
-        shutil.rmtree(folder / "templates" / part)
+    for part in (folder / "templates").iterdir():
+        if part.is_dir() and part.name != "worker":
+            shutil.rmtree(part)
     return folder
 
 

@@ -179,3 +179,10 @@ the default of 1.
 {{- define "infinite-llm.metricLabels" -}}
 namespace="{{ .Release.Namespace }}",app_kubernetes_io_instance="{{ include "infinite-llm.name" . }}"
 {{- end -}}
+
+{{/* Annotations of what lives only while the definitions are brought up to date; the argument is a weight. */}}
+{{- define "infinite-llm.upgradeHook" -}}
+helm.sh/hook: pre-upgrade
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
