@@ -49,13 +49,13 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return cluster
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(clusters())
 def test_it_converges_from_any_state(cluster: Cluster) -> None:
     cluster.settle()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(clusters(), st.data())
 def test_it_converges_after_anything_has_happened(cluster: Cluster, data: st.DataObject) -> None:
     """Each step checks that nobody in use is deleted, nor more taken away than is allowed."""
