@@ -113,7 +113,7 @@ def uninstall(release: Release) -> None:
 def describe(release: Release) -> str:
     """For people who look at a failure."""
     kubectl = release.kubectl
-    parts = [kubectl("get", "illm,pods,events", "-o", "wide")]
+    parts = [kubectl("get", "illm,pods", "-o", "wide"), kubectl("events", "--types=Warning")]
     for component in ("operator", "worker", "router"):
         selector = worker_selector().replace("worker", component)
         parts.append(kubectl("logs", "-l", selector, "--tail=15", "--prefix", "--all-containers"))

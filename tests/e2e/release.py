@@ -34,7 +34,7 @@ class Settings:
     """NAMESPACE/NAME of a Gateway for HTTPRoute and GRPCRoute."""
     gateway_url: str = ""
     gateway_grpc: str = ""
-    """host:port where it takes gRPC over TLS."""
+    """host:port where it takes gRPC in plain text."""
     prometheus_address: str = ""
     """As KEDA reaches it."""
     enforces_policies: bool = False
