@@ -3,16 +3,21 @@
 from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
 from kernels.interface import Kernels
 from kernels.partial import AttentionPartial, PagedRows
-from kernels.select import select, select_decoder
+from kernels.select import select, select_decoder, select_wired
+from kernels.wire import Exchanged, WiredKernels, WiredPart
 
 __all__ = [
     "AttentionPartial",
     "DecoderShape",
     "Elsewhere",
+    "Exchanged",
     "Kernels",
     "LayerWeights",
     "PagedRows",
     "StepKv",
+    "WiredKernels",
+    "WiredPart",
     "select",
     "select_decoder",
+    "select_wired",
 ]

@@ -5,12 +5,14 @@ DistAttention happens in here: per layer, queries go to whoever holds other part
 lies here is attended to meanwhile, and then the others' partials are merged (paper section 4).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from kernels.partial import AttentionPartial, PagedRows
+from kernels.wire import Exchanged, WiredPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,16 @@ class StepKv:
 
 
 class Elsewhere(Protocol):
-    """The parts of a step's contexts that lie outside its pool."""
+    """The parts of a step's contexts that lie outside its pool. A decoder that can asks the wired
+    ones by itself and calls `finish`; else it calls the other two in every layer."""
+
+    def wired(self) -> Sequence[WiredPart] | None:
+        """All parts; None where one cannot be asked over a plain socket."""
+        ...
+
+    def finish(self, exchanged: Sequence[Exchanged]) -> None:
+        """What came of them, in the same order; raises where one was lost."""
+        ...
 
     def ask(self, layer: int, query: Tensor) -> None:
         """Send what others need of query [rows, num_heads, head_dim], roped and scaled."""

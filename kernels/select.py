@@ -12,6 +12,7 @@ from kernels.native.decoder import NativeDecoderBuilder, supports
 from kernels.native.kernels import NativeKernels
 from kernels.reference import ReferenceKernels
 from kernels.torch_decoder import TorchDecoderBuilder
+from kernels.wire import WiredKernels
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -43,3 +44,8 @@ def select_decoder(
     if isinstance(kernels, NativeKernels) and supports(shape):
         return NativeDecoderBuilder(kernels, shape, dtype)
     return TorchDecoderBuilder(kernels, shape, dtype, device)
+
+
+def select_wired(kernels: Kernels) -> WiredKernels | None:
+    """The kernels that attend, where they can answer over a socket by themselves."""
+    return kernels if isinstance(kernels, NativeKernels) else None

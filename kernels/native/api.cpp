@@ -118,8 +118,18 @@ void illm_end_layer(ThreadPool* threads, const Layer* layers, int index, const S
   end_layer(*threads, layers[index], nullptr, *step);
 }
 
-void illm_run_layers(ThreadPool* threads, const Layer* layers, int num_layers, Step* step) {
-  run_layers(*threads, layers, num_layers, *step);
+int illm_run_layers(ThreadPool* threads, const Layer* layers, int num_layers, Step* step,
+                    WiredPart* parts, int num_parts) {
+  return run_layers(*threads, layers, num_layers, *step, parts, num_parts);
+}
+
+const char* illm_answer_layers(ThreadPool* threads, const Pool* pool, int num_layers,
+                               const PagedRows* rows, int64_t num_block_ids, int num_heads,
+                               WiredPart* part, int first, double patience_s) {
+  const char* error = find_error(*rows, *pool, part->num_rows, num_block_ids);
+  if (!error)
+    answer_layers(*threads, *pool, *rows, num_heads, *part, first, num_layers, patience_s);
+  return error;
 }
 
 void illm_compute_logits(ThreadPool* threads, const float* norm, float eps, const Matrix* head,

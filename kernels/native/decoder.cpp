@@ -1,5 +1,6 @@
 #include "decoder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -142,11 +143,55 @@ void end_layer(ThreadPool& threads, const Layer& layer, const Matrix* next, cons
   multiply_rows(threads, inner, num_rows, layer.down, next, add);
 }
 
-void run_layers(ThreadPool& threads, const Layer* layers, int num_layers, Step& step) {
+namespace {
+
+// Longer than two wake-ups of a process cost, shorter than what a busy creditor takes.
+constexpr double kSpinS = 100e-6;
+
+bool ask(WiredPart& part, const Layer& layer, int index, const Step& step) {
+  const int64_t size = int64_t(layer.num_heads) * layer.head_dim;
+  for (int64_t i = 0; i < part.num_rows; ++i)
+    std::copy_n(step.q + part.row_ids[i] * size, size, part.query + i * size);
+  return send_message(part.wire, index, part.query,
+                      part.query_bytes(layer.num_heads, layer.head_dim));
+}
+
+bool merge_answer(WiredPart& part, const Layer& layer, int index, const Step& step) {
+  const int heads = layer.num_heads, dim = layer.head_dim;
+  if (!receive_message(part.wire, index, part.partial, part.partial_bytes(heads, dim), kSpinS, 0))
+    return false;
+  const Partial answer = part.answer(heads, dim);
+  for (int64_t i = 0; i < part.num_rows; ++i)
+    for (int h = 0; h < heads; ++h)
+      merge_head(step.attended.at(part.row_ids[i] * heads + h, dim), answer.at(i * heads + h, dim),
+                 dim);
+  return true;
+}
+
+}  // namespace
+
+int run_layers(ThreadPool& threads, const Layer* layers, int num_layers, Step& step,
+               WiredPart* parts, int num_parts) {
   for (int i = 0; i < num_layers; ++i) {
     begin_layer(threads, layers[i], i, step);
+    for (int p = 0; p < num_parts; ++p)
+      if (!ask(parts[p], layers[i], i, step)) return p;
     attend(threads, layers[i], i, step);
+    for (int p = 0; p < num_parts; ++p)
+      if (!merge_answer(parts[p], layers[i], i, step)) return p;
     end_layer(threads, layers[i], i + 1 < num_layers ? &layers[i + 1].qkv : nullptr, step);
+  }
+  return -1;
+}
+
+void answer_layers(ThreadPool& threads, const Pool& pool, const PagedRows& rows, int num_heads,
+                   WiredPart& part, int first, int num_layers, double patience_s) {
+  const int dim = pool.head_dim;
+  for (int i = first; i < num_layers; ++i) {
+    const size_t size = part.query_bytes(num_heads, dim);
+    if (!receive_message(part.wire, i, part.query, size, 0, patience_s)) return;
+    micro_attention(threads, {pool, i, part.query, num_heads, rows, part.answer(num_heads, dim)});
+    if (!send_message(part.wire, i, part.partial, part.partial_bytes(num_heads, dim))) return;
   }
 }
 

@@ -1,5 +1,6 @@
 """A decoder's layers for CPUs: C++ over packed weights, on the threads of the attention kernels."""
 
+from collections.abc import Sequence
 from ctypes import Array, byref
 from dataclasses import dataclass
 
@@ -10,8 +11,11 @@ from kernels.checks import check_attention
 from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
 from kernels.native.kernels import NativeKernels, raise_if, view_pool, view_rows
 from kernels.native.library import FORMATS, Layer, Matrix, Step
+from kernels.native.library import WiredPart as WiredPartView
 from kernels.native.memory import Arena
+from kernels.native.wires import NativePart
 from kernels.partial import AttentionPartial, check_tensor
+from kernels.wire import Exchanged, WiredPart
 
 #: What the sizes of a decoder have to be a multiple of: the widest vector.
 MULTIPLE = 16
@@ -106,17 +110,33 @@ class NativeDecoder:
             self._room = _Room.allocate(self._shape, len(hidden))
         room = self._room.first(len(hidden))
         step = self._step(hidden, cos, sin, kv, room)
-        library, arguments = self._kernels.library, (self._kernels.threads, self._layers)
-        if elsewhere is None:
-            library.run_layers(*arguments, len(self._layers), byref(step))
+        wired = () if elsewhere is None else elsewhere.wired()
+        if elsewhere is None or wired is not None:
+            exchanged = self._run_layers(step, wired or ())
+            if elsewhere is not None:
+                elsewhere.finish(exchanged)
         else:
-            for index in range(len(self._layers)):
-                library.begin_layer(*arguments, index, byref(step))
-                elsewhere.ask(index, room.query)
-                library.attend(*arguments, index, byref(step))
-                elsewhere.merge_into(index, room.partial)
-                library.end_layer(*arguments, index, byref(step))
+            self._run_layer_by_layer(step, room, elsewhere)
         self.attention_s += step.attention_s
+
+    def _run_layers(self, step: Step, wired: Sequence[WiredPart]) -> list[Exchanged]:
+        parts = [NativePart(part, len(self._layers)) for part in wired]
+        for part in parts:
+            part.check_rows(step.num_rows)
+        views = (WiredPartView * len(parts))(*(part.view for part in parts))
+        self._kernels.library.run_layers(
+            self._kernels.threads, self._layers, len(self._layers), byref(step), views, len(parts)
+        )
+        return [part.exchanged(view) for part, view in zip(parts, views, strict=True)]
+
+    def _run_layer_by_layer(self, step: Step, room: "_Room", elsewhere: Elsewhere) -> None:
+        functions, arguments = self._kernels.library, (self._kernels.threads, self._layers)
+        for index in range(len(self._layers)):
+            functions.begin_layer(*arguments, index, byref(step))
+            elsewhere.ask(index, room.query)
+            functions.attend(*arguments, index, byref(step))
+            elsewhere.merge_into(index, room.partial)
+            functions.end_layer(*arguments, index, byref(step))
 
     def _step(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, room: "_Room") -> Step:
         num_rows, shape = len(hidden), self._shape

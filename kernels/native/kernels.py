@@ -6,10 +6,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kernels.checks import check_attention, check_finalize, check_merge, check_write
+from kernels.checks import (
+    check_attention,
+    check_finalize,
+    check_merge,
+    check_pool,
+    check_write,
+)
 from kernels.native.build import build_library
 from kernels.native.library import FORMATS, Pool, Rows, load_library
+from kernels.native.wires import NativePart
 from kernels.partial import AttentionPartial, PagedRows
+from kernels.wire import Exchanged, WiredPart
 
 MIN_BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
@@ -57,6 +65,25 @@ class NativeKernels:
             out.sum.data_ptr(),
         )
         raise_if(error)
+
+    def answer_layers(
+        self, part: WiredPart, pool: Tensor, rows: PagedRows, first: int, patience_s: float
+    ) -> Exchanged:
+        check_pool(pool, first)
+        native = NativePart(part, pool.shape[1])
+        error = self.library.answer_layers(
+            self.threads,
+            byref(view_pool(pool)),
+            pool.shape[1],
+            byref(view_rows(rows)),
+            rows.block_ids.shape[0],
+            part.query.shape[1],
+            byref(native.view),
+            first,
+            patience_s,
+        )
+        raise_if(error)
+        return native.exchanged(native.view)
 
     def merge_rows(self, into: AttentionPartial, row_ids: Tensor, other: AttentionPartial) -> None:
         check_merge(into, row_ids, other)

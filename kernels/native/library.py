@@ -76,12 +76,37 @@ class Step(ctypes.Structure):
     )
 
 
+class Wire(ctypes.Structure):
+    _fields_ = (
+        ("socket", c_int32),
+        ("head_bytes", c_int32),
+        ("sent_heads", c_void_p),
+        ("awaited_heads", c_void_p),
+        ("head", c_void_p),
+        ("timeout_s", c_double),
+        ("status", c_int32),
+        ("num_sent", c_int32),
+        ("num_received", c_int32),
+        ("waited_s", c_double),
+    )
+
+
+class WiredPart(ctypes.Structure):
+    _fields_ = (
+        ("wire", Wire),
+        ("row_ids", c_void_p),
+        ("num_rows", c_int32),
+        ("query", c_void_p),
+        ("partial", c_void_p),
+    )
+
+
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """ctypes releases the GIL during each call. The last four return what was wrong, or None."""
+    """ctypes releases the GIL during each call. The last five return what was wrong, or None."""
 
     start_threads: Callable[..., int]
     stop_threads: Callable[..., None]
@@ -91,11 +116,12 @@ class Library:
     begin_layer: Callable[..., None]
     attend: Callable[..., None]
     end_layer: Callable[..., None]
-    run_layers: Callable[..., None]
+    run_layers: Callable[..., int]
     compute_logits: Callable[..., None]
     find_likeliest: Callable[..., None]
     finalize: Callable[..., None]
     check_step: Callable[..., bytes | None]
+    answer_layers: Callable[..., bytes | None]
     micro_attention: Callable[..., bytes | None]
     write_kv: Callable[..., bytes | None]
     merge_rows: Callable[..., bytes | None]
@@ -114,7 +140,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "begin_layer": (None, _STEP_AND_LAYER),
     "attend": (None, _STEP_AND_LAYER),
     "end_layer": (None, _STEP_AND_LAYER),
-    "run_layers": (None, _STEP_AND_LAYER),
+    "run_layers": (c_int, (*_STEP_AND_LAYER, POINTER(WiredPart), c_int)),
     "check_step": (c_char_p, (POINTER(Step), c_int64)),
     "compute_logits": (
         None,
@@ -122,6 +148,14 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "find_likeliest": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "finalize": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+    "answer_layers": (
+        c_char_p,
+        (
+            *(c_void_p, *_POOL_AND_LAYER),
+            *(POINTER(Rows), c_int64, c_int),  # how many block ids, num_heads
+            *(POINTER(WiredPart), c_int, c_double),  # the first layer, patience
+        ),
+    ),
     "micro_attention": (
         c_char_p,
         (

@@ -1,5 +1,6 @@
 """The C++ decoder says what plain torch says, whatever else is in the batch."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from math import sqrt
@@ -14,6 +15,7 @@ from kernels import (
     AttentionPartial,
     DecoderShape,
     Elsewhere,
+    Exchanged,
     LayerWeights,
     PagedRows,
     StepKv,
@@ -112,6 +114,12 @@ class Creditor:
 
     def __init__(self) -> None:
         self.queries: list[Tensor] = []
+
+    def wired(self) -> None:
+        return None
+
+    def finish(self, exchanged: Sequence[Exchanged]) -> None:
+        raise AssertionError("nothing is wired")
 
     def ask(self, layer: int, query: Tensor) -> None:
         assert layer == len(self.queries)

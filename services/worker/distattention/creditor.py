@@ -6,14 +6,13 @@ Started by the worker's server; answers beside the instance's own step, which go
 import logging
 import threading
 
-from services.worker.distattention.connection import Connection, Serving
+from services.worker.distattention.connection import Connection
+from services.worker.distattention.session import MESSAGE_TIMEOUT_S, Serving
 from services.worker.distattention.transport.interface import Stream
 from services.worker.distattention.transport.opening import Transport
 
 __all__ = ["CreditorServer", "Serving"]
 
-#: How long a peer may take for one message it has begun.
-_MESSAGE_TIMEOUT_S = 10.0
 _RETRY_ACCEPT_S = 0.1
 
 _log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class CreditorServer:
         """Listens at once, so that `address` can be told to others before `start`."""
         self._serving = serving
         self._max_connections = max_connections
-        self._listener = transport.listen(address, _MESSAGE_TIMEOUT_S)
+        self._listener = transport.listen(address, MESSAGE_TIMEOUT_S)
         self._is_stopping = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}

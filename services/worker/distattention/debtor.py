@@ -1,7 +1,8 @@
 """The owner's side of DistAttention: asks one creditor for its part of every layer's attention.
 
 Used by the engine thread alone. Per step: `begin_step`, then for each layer `send_query`, the
-local part meanwhile, `receive_partial`, merge.
+local part meanwhile, `receive_partial`, merge; or, where the kernels do that by themselves, `wired`
+for all layers and `finish`.
 
 Neither end can block the other: the creditor reads a query whole before it answers, and the owner
 never sends while an answer is outstanding. So a query or a partial may be larger than what the
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.partial import AttentionPartial
+from kernels import AttentionPartial, Exchanged, WiredPart
 from services.common.errors import InternalError
 from services.worker.distattention.link import Borrowing, PeerLink
-from services.worker.distattention.memory import PartialBuffer, tensor_bytes
+from services.worker.distattention.memory import PartialBuffer, QueryBuffer, tensor_bytes
 from services.worker.distattention.wire import (
     ErrorCode,
     Head,
+    HeadsOfLayers,
     Kind,
     Peer,
     RemotePart,
@@ -41,7 +43,11 @@ class CreditorChannel:
         self._geometry = borrowing.geometry
         self._max_rows = max_rows
         self._metrics = borrowing.metrics
+        self._deadline_s = borrowing.deadline_s
+        self._queries = QueryBuffer(borrowing.geometry, max_rows)
         self._buffer = PartialBuffer(borrowing.geometry, max_rows)
+        self._query_heads = HeadsOfLayers(Kind.QUERY, borrowing.geometry.num_layers)
+        self._partial_heads = HeadsOfLayers(Kind.PARTIAL, borrowing.geometry.num_layers)
         self._partial, self._partial_bytes = self._buffer.view(0)
         self._num_rows = 0
         self._step = 0
@@ -89,8 +95,46 @@ class CreditorChannel:
             link.receive_into(self._partial_bytes)
         if self._metrics is not None:
             num_bytes = size + self._geometry.query_bytes(self._num_rows)
-            self._metrics.record_query(self._num_rows, num_bytes, time.perf_counter() - started)
+            self._metrics.record_queries(
+                1, self._num_rows, num_bytes, time.perf_counter() - started
+            )
         return self._partial
+
+    def wired(self, row_ids: torch.Tensor) -> WiredPart | None:
+        """The step that was begun, for kernels that ask all layers; None if the transport has no
+        socket for them. `row_ids`: int64, which rows of the step are asked about."""
+        with self._link as link:
+            socket = link.plain_socket()
+        if socket is None:
+            return None
+        num_rows, geometry = self._num_rows, self._geometry
+        query, _ = self._queries.view(num_rows)
+        return WiredPart(
+            socket,
+            self._deadline_s,
+            self._query_heads.of_step(self._step, num_rows, geometry.query_bytes(num_rows)),
+            self._partial_heads.of_step(self._step, num_rows, geometry.partial_bytes(num_rows)),
+            query,
+            self._buffer.values(num_rows),
+            row_ids,
+        )
+
+    def finish(self, exchanged: Exchanged) -> None:
+        """What came of the wired part of this step. Raises PartLost."""
+        if self._metrics is not None:
+            num_bytes = len(self._partial_bytes) + self._geometry.query_bytes(self._num_rows)
+            self._metrics.record_queries(
+                exchanged.num_received, self._num_rows, num_bytes, exchanged.waited_s
+            )
+        if exchanged.num_sent > exchanged.num_received:
+            self._pending_layer = exchanged.num_sent - 1
+        if not exchanged.has_failed:
+            return
+        with self._link as link:
+            if exchanged.error is not None:
+                raise exchanged.error
+            head = link.checked(Head.unpack(exchanged.head), Kind.PARTIAL)
+            raise WireError(ErrorCode.BAD_MESSAGE, f"answer {head} to another query")
 
     def close(self) -> None:
         self._link.close()

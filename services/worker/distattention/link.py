@@ -60,8 +60,11 @@ class PeerLink:
 
     def expect(self, kind: Kind) -> Head:
         """The head of the next message, which must be of this kind."""
+        return self.checked(self._open_stream().receive_head(), kind)
+
+    def checked(self, head: Head, kind: Kind) -> Head:
+        """The same of a message whose head came already."""
         stream = self._open_stream()
-        head = stream.receive_head()
         if head.kind is Kind.ERROR:
             text = stream.receive_bytes(head.payload_bytes).decode(errors="replace")
             raise WireError(_error_code(head.item), text)
@@ -71,6 +74,10 @@ class PeerLink:
 
     def receive_into(self, payload: memoryview) -> None:
         self._open_stream().receive_into(payload)
+
+    def plain_socket(self) -> int | None:
+        """Where `transport` lets others than the stream read and write."""
+        return self._open_stream().plain_socket()
 
     def close(self) -> None:
         if self._stream is not None:

@@ -59,3 +59,7 @@ class PartialBuffer:
             sum=self._values[at_sum : at_sum + num_states].view(num_rows, num_heads),
         )
         return partial, self._bytes[: self._geometry.partial_bytes(num_rows)]
+
+    def values(self, num_rows: int) -> torch.Tensor:
+        """What `view` shows, in one run."""
+        return self._values[: self._geometry.partial_bytes(num_rows) // FLOAT32_BYTES]

@@ -18,12 +18,14 @@ class SideMetrics:
         self._block_seconds = counters["block_seconds"].labels(side)
         self._failures = counters["failures"].labels(side)
 
-    def record_query(self, num_rows: int, num_bytes: int, duration_s: float) -> None:
-        """`num_bytes`: query and partial. The debtor's time is what it waited, the creditor's what
-        it took from the query to the partial."""
-        self._queries.inc()
-        self._rows.inc(num_rows)
-        self._query_bytes.inc(num_bytes)
+    def record_queries(
+        self, num_queries: int, num_rows: int, num_bytes: int, duration_s: float
+    ) -> None:
+        """Rows and bytes are those of each, query and partial. The debtor's time is what it waited,
+        the creditor's what it took from the query to the partial."""
+        self._queries.inc(num_queries)
+        self._rows.inc(num_queries * num_rows)
+        self._query_bytes.inc(num_queries * num_bytes)
         self._query_seconds.inc(duration_s)
 
     def record_blocks(self, num_blocks: int, num_bytes: int, duration_s: float) -> None:

@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.common.errors import InfiniteLLMError
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
 
@@ -118,6 +121,30 @@ class Head(NamedTuple):
             text = f"{kind.name} with {payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES[kind]}"
             raise WireError(ErrorCode.BAD_MESSAGE, text)
         return cls(kind, item, detail, ident, payload_bytes)
+
+
+_HEAD_FIELDS = np.dtype(
+    {
+        "names": ["magic", "version", *Head._fields],
+        "formats": ["S4", "<u2", "<u2", "<u4", "<u4", "<u8", "<u8"],
+    }
+)
+
+
+class HeadsOfLayers:
+    """The heads of a kind for all layers of a step, side by side, laid out once."""
+
+    def __init__(self, kind: Kind, num_layers: int) -> None:
+        self._fields = np.zeros(num_layers, _HEAD_FIELDS)
+        self._fields["magic"], self._fields["version"] = MAGIC, VERSION
+        self._fields["kind"], self._fields["item"] = kind, np.arange(num_layers)
+        self._bytes = self._fields.view(np.uint8).reshape(num_layers, HEAD_BYTES)
+
+    def of_step(self, step: int, num_rows: int, payload_bytes: int) -> NDArray[np.uint8]:
+        """[num_layers, HEAD_BYTES]; the same memory each time."""
+        self._fields["detail"], self._fields["ident"] = num_rows, step
+        self._fields["payload_bytes"] = payload_bytes
+        return self._bytes
 
 
 class KvDtype(IntEnum):

@@ -2,6 +2,7 @@
 
 What the kernels call `Elsewhere`: per layer, one message with the queries of every borrowing
 request to each creditor; the kernels compute the local part meanwhile; then the answers are merged.
+Where every creditor is on a plain socket, the C++ kernels do all of that without coming back here.
 Used by the runner, on the engine thread.
 """
 
@@ -10,8 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface import Kernels
-from kernels.partial import AttentionPartial
+from kernels import AttentionPartial, Exchanged, Kernels, WiredPart
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId
 from services.worker.distattention.debtor import CreditorChannel, Peer, RemotePart
@@ -80,6 +80,18 @@ class RemoteAttention:
         self._open = [(self._channels.get(rows.creditor), rows) for rows in remote]
         for channel, rows in self._open:
             channel.begin_step(rows.parts)
+
+    def wired(self) -> list[WiredPart] | None:
+        """The step for kernels that ask by themselves; None unless every creditor can be."""
+        parts = [channel.wired(rows.row_ids) for channel, rows in self._open]
+        wired = [part for part in parts if part is not None]
+        return wired if len(wired) == len(parts) else None
+
+    def finish(self, exchanged: Sequence[Exchanged]) -> None:
+        """Raises PartLost, once every channel knows how far it came."""
+        ends = zip(self._open, exchanged, strict=True)
+        for (channel, _), end in sorted(ends, key=lambda pair: pair[1].has_failed):
+            channel.finish(end)
 
     def ask(self, layer: int, query: torch.Tensor) -> None:
         """query [rows, num_heads, head_dim] of all rows of the step, scaled."""

@@ -37,6 +37,11 @@ class Stream(Protocol):
         """The same, for small payloads only; the head's bounds keep it so."""
         ...
 
+    def plain_socket(self) -> int | None:
+        """The descriptor over which heads cross as they are, and after each its payload, unless
+        that lies in a KV pool. None where only this stream can read and write it."""
+        ...
+
     def drain(self, max_bytes: int) -> None:
         """Sends no more, and drops what comes until the peer hangs up or the bounds are reached."""
         ...

@@ -43,6 +43,9 @@ class SocketStream:
         self.receive_into(memoryview(data))
         return data
 
+    def plain_socket(self) -> int | None:
+        return self._sock.fileno()
+
     def drain(self, max_bytes: int) -> None:
         """Closing on unread bytes would reset the connection, and with it a last message on its
         way."""

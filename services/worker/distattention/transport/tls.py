@@ -86,6 +86,9 @@ class TlsStream(SocketStream):
             self._tls.sendall(packed)
             self._tls.sendall(payload)
 
+    def plain_socket(self) -> int | None:
+        return None
+
     def _receive(self, view: memoryview, may_idle: bool) -> None:
         started = 0.0
         done = 0

@@ -18,16 +18,17 @@ import trustme
 from prometheus_client import CollectorRegistry
 
 from benchmarks.certificates import issue
+from kernels.interface import Kernels
 from kernels.partial import AttentionPartial, PagedRows
 from kernels.reference import ReferenceKernels
 from services.common.errors import PartLost
 from services.common.ids import Incarnation, InstId, MoveId
-from services.worker.distattention.connection import Serving
 from services.worker.distattention.creditor import CreditorServer
 from services.worker.distattention.debtor import CreditorChannel
 from services.worker.distattention.link import Borrowing
 from services.worker.distattention.memory import geometry_of, tensor_bytes
 from services.worker.distattention.metrics import DataPlaneMetrics
+from services.worker.distattention.session import Serving
 from services.worker.distattention.transfer import BlockFetcher, BlockSender
 from services.worker.distattention.transport.interface import Stream
 from services.worker.distattention.transport.one_sided_pool import OneSidedPool
@@ -173,7 +174,13 @@ class FakeLender:
 class Creditor:
     """A running CreditorServer with everything around it."""
 
-    def __init__(self, address: str, pool: torch.Tensor, max_connections: int = 64) -> None:
+    def __init__(
+        self,
+        address: str,
+        pool: torch.Tensor,
+        max_connections: int = 64,
+        kernels: Kernels | None = None,
+    ) -> None:
         self.pool = pool
         self.lender = FakeLender()
         self.registry = CollectorRegistry()
@@ -184,7 +191,7 @@ class Creditor:
             self.geometry,
             self.lender,
             pool,
-            ReferenceKernels(),
+            kernels or ReferenceKernels(),
             self.metrics.creditor,
         )
         self.server = CreditorServer(

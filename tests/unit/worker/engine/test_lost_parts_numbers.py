@@ -67,6 +67,9 @@ class PretendCreditor:
             block_size=BLOCK,
         )
 
+    def wired(self, row_ids: torch.Tensor) -> None:
+        """There is no socket to it."""
+
     def send_query(self, layer: int, q: torch.Tensor) -> None:
         self._partial = AttentionPartial.allocate(*q.shape)
         self._kernels.micro_attention(q.contiguous(), self._pool, layer, self._rows, self._partial)
