@@ -15,7 +15,7 @@ from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from services.common.errors import InternalError
 from services.common.rpc import CONTROL_DEADLINE_S
 from services.local.cluster import LocalCluster
-from services.local.plan import HOST, ClusterSpec, worker_name
+from services.local.plan import HOST, ClusterSpec
 from services.local.preflight import find_redis_server
 from services.local.progress import Progress
 
@@ -129,19 +129,8 @@ class Pair:
 
 @asynccontextmanager
 async def running_pair(spec: ClusterSpec) -> AsyncIterator[Pair]:
-    """Each on a core of its own, as a deployment places them: where the other cores have work, the
-    kernel else wakes a creditor on the core of the owner that asks it."""
     async with (
         running_cluster(spec) as cluster,
         grpc.aio.insecure_channel(f"{HOST}:{cluster.ports.workers[0]}") as channel,
     ):
-        cores = sorted(os.sched_getaffinity(0))
-        for inst_id in range(spec.num_instances):
-            _keep_on(cores[inst_id % len(cores)], cluster.processes[worker_name(inst_id)].pid)
         yield Pair(cluster, channel)
-
-
-def _keep_on(core: int, pid: int | None) -> None:
-    """All threads of a process, and those that they will start."""
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {core})

@@ -45,6 +45,7 @@ class Options:
         """Gets the model and the kernels ready; what is there already is used as it is."""
         model = await resolve_model(self.model, say, self.environ)
         await build_kernels(say, self.environ)
+        cores = tuple(sorted(os.sched_getaffinity(0)))
         return ClusterSpec(
             model=model,
             model_name=model_name_of(self.model),
@@ -55,7 +56,8 @@ class Options:
             move_tokens_per_step=self.move_tokens_per_step,
             pooling=self.pooling,
             otlp_endpoint=self.otlp_endpoint,
-            num_cores=len(os.sched_getaffinity(0)),
+            num_cores=len(cores),
+            cores=cores,
         )
 
     def new_cluster(self, spec: ClusterSpec) -> LocalCluster:

@@ -33,6 +33,8 @@ class ClusterSpec:
     move_tokens_per_step: int = 16
     pooling: bool = True
     num_cores: int = 2
+    #: Which CPUs these are. Where there is one for each instance, nobody is woken on another's.
+    cores: tuple[int, ...] = ()
     http_port: int = 0
     grpc_port: int = 0
     log_level: str = "info"
@@ -49,6 +51,11 @@ class ClusterSpec:
     def num_threads(self) -> int:
         """Threads of one worker: the instances share the machine."""
         return max(1, self.num_cores // self.num_instances)
+
+    def cores_of(self, inst_id: int) -> tuple[int, ...]:
+        """Those of one instance alone; none where there are too few for all."""
+        share = len(self.cores) // self.num_instances
+        return self.cores[inst_id * share : (inst_id + 1) * share]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,7 @@ def _worker(spec: ClusterSpec, ports: Ports, folder: Path, inst_id: int) -> Proc
         "dtype": spec.dtype,
         "move_tokens_per_step": spec.move_tokens_per_step,
         "num_threads": spec.num_threads,
+        "cores": ",".join(map(str, spec.cores_of(inst_id))),
         "metrics_port": ports.worker_metrics[inst_id],
         "drain_timeout_s": WORKER_DRAIN_S,
     }

@@ -32,6 +32,7 @@ async def main(stop: asyncio.Event) -> None:
     config = from_env(Config, os.environ)
     configure_logging(f"worker-{config.inst_id}", config.log_level)
     tracing = configure_tracing("worker", config.otlp_endpoint)
+    _keep_to(config.core_numbers)  # before any thread is started
     server = new_server()
     health = HealthReporter(server, _SERVICES)
     host, _ = split_host_port(config.listen_address)
@@ -102,6 +103,15 @@ async def _first_of(
     if not awaited.done():
         awaited.cancel()
         raise InternalError("the engine or the rManager ended; the log says why")
+
+
+def _keep_to(cores: frozenset[int]) -> None:
+    if cores:
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            text = f"INFINITE_LLM_CORES={','.join(map(str, sorted(cores)))}: {error.strerror}"
+            raise ConfigError(text) from error
 
 
 def _listen(server: grpc.aio.Server, address: str) -> None:

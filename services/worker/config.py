@@ -38,6 +38,9 @@ class Config:
     kv_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     device: Literal["cpu"] = "cpu"
     num_threads: int = 1
+    cores: str = ""
+    """The CPUs, as "0,1", that all threads keep to; empty means any. Else, where instances share a
+    machine, the kernel likes to wake a creditor on the core of the owner that asks it."""
     max_batched_tokens: int = 256
     """The token budget of one step, prefill and decode together."""
     max_running: int = 64
@@ -90,10 +93,16 @@ class Config:
         for name in _TLS_FILES:
             is_together = bool(getattr(self, name)) == any(tls)
             _require(is_together, name, "set together with the other DATA_TLS_ settings")
+        is_list = all(core.isdecimal() for core in self.cores.split(",")) or not self.cores
+        _require(is_list, "cores", "numbers separated by commas")
         for name in ("listen_address", "data_address"):
             advertised = f"advertise_{name.removeprefix('listen_')}"
             is_reachable = bool(getattr(self, advertised)) or not _is_wildcard(getattr(self, name))
             _require(is_reachable, advertised, f"set where {name.upper()} is a wildcard")
+
+    @property
+    def core_numbers(self) -> frozenset[int]:
+        return frozenset(map(int, filter(None, self.cores.split(","))))
 
     @property
     def max_lent_blocks(self) -> int:

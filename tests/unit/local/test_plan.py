@@ -78,6 +78,17 @@ def test_the_instances_share_the_cores() -> None:
     assert replace(SPEC, num_instances=8).num_threads == 1
 
 
+def test_every_instance_keeps_to_cores_of_its_own() -> None:
+    spec = replace(SPEC, cores=(0, 1, 4, 5, 6))
+    workers = [from_env(WorkerConfig, settings(f"worker-{i}", spec)) for i in (0, 1)]
+    assert [worker.core_numbers for worker in workers] == [{0, 1}, {4, 5}]
+
+
+def test_too_few_cores_are_everybodys() -> None:
+    spec = replace(SPEC, cores=(3,))
+    assert from_env(WorkerConfig, settings("worker-1", spec)).core_numbers == frozenset()
+
+
 def test_a_cluster_without_pooling_says_so_to_everybody() -> None:
     spec = replace(SPEC, pooling=False)
     assert not from_env(GManagerConfig, settings("gmanager", spec)).pooling

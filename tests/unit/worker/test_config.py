@@ -25,3 +25,11 @@ def test_tls_files_are_set_together(missing: str) -> None:
 def test_nobody_is_told_to_connect_to_a_wildcard(address: str) -> None:
     with pytest.raises(ConfigError, match="INFINITE_LLM_ADVERTISE_DATA_ADDRESS"):
         dataclasses.replace(PLAIN, data_address=address)
+
+
+def test_cores_are_numbers() -> None:
+    assert dataclasses.replace(PLAIN, cores="0,12").core_numbers == {0, 12}
+    assert PLAIN.core_numbers == frozenset()
+    for text in ("0-3", "0,", "one"):
+        with pytest.raises(ConfigError, match="INFINITE_LLM_CORES must be numbers"):
+            dataclasses.replace(PLAIN, cores=text)
