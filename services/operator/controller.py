@@ -4,6 +4,7 @@ One task per resource looks at it when it is woken: by a watch, by the resync, o
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -133,7 +134,6 @@ class Controller:
 
 
 async def _wait(wake: asyncio.Event, at_most_s: float | None) -> None:
-    try:
-        await asyncio.wait_for(wake.wait(), at_most_s)
-    except TimeoutError:
-        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await wake.wait()

@@ -6,6 +6,7 @@ client's election has no deadlines and ends with the first refused connection.)
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -80,10 +81,9 @@ class LeaseHolder:
         while self.is_leader != is_leader:
             changed = self._changed
             left_s = max(0.05, self._relied_until_s - self._clock()) if self.is_leader else None
-            try:
-                await asyncio.wait_for(changed.wait(), left_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await changed.wait()
 
     async def resign(self) -> None:
         """The next one need not wait."""

@@ -1,6 +1,7 @@
 """One look at one resource: read everything, decide (`plan`), do it, say so (`status`, `events`).
 
-Remembers nothing that it could not read again, but for names that turned out to be taken.
+Remembers nothing that it could not read again, but for instance ids: of names that turned out to be
+taken, and of pods that are made for one resource while another one is being looked at.
 """
 
 import asyncio
@@ -62,6 +63,7 @@ class Reconciler:
         self._may_act = may_act
         self._clock = clock
         self._taken: dict[Key, set[int]] = {}
+        self._held: dict[Key, set[int]] = {}
 
     async def look_at(self, key: Key) -> Looked:
         """Raises ApiError where the server is away or refuses something."""
@@ -71,6 +73,7 @@ class Reconciler:
             if not error.is_gone:
                 raise
             self._taken.pop(key, None)
+            self._held.pop(key, None)
             self._metrics.forget(key)
             return Looked(is_gone=True)
         if "deletionTimestamp" in found["metadata"]:
@@ -91,8 +94,10 @@ class Reconciler:
             resource.drain_timeout_s,
             template_hash(resource),
         )
-        taken = others | self._taken.get(resource.key, set())
+        taken = others | self._ids_of_others(resource.key)
         plan = make_plan(wanted, Seen(mine, loads, drained, taken, self._clock()))
+        made = {action.inst_id for action in plan.actions if isinstance(action, Create)}
+        self._held[resource.key] = made | {pod.inst_id for pod in mine}
         trouble = await self._carry_out(resource, plan.actions)
         await self._tell(resource, mine, wanted.template_hash, trouble, status)
         self._metrics.observe(
@@ -125,6 +130,14 @@ class Reconciler:
         if deadline_s is None or not pod.address:
             return False
         return await self._workers.drain(pod.address, deadline_s - self._clock())
+
+    def _ids_of_others(self, key: Key) -> set[int]:
+        """That the list does not show, or not yet."""
+        ids = set(self._taken.get(key, ()))
+        for other, held in self._held.items():
+            if other.namespace == key.namespace and other != key:
+                ids |= held
+        return ids
 
     # -- what is done -----------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """An operator's loop around the server in memory, with workers that answer at once."""
 
+import asyncio
+
 from prometheus_client import CollectorRegistry
 
 from services.operator import paths
@@ -22,6 +24,7 @@ class FakeViews(ClusterViews):
         self.known: dict[str, Load] | None = {}
 
     async def loads(self, resource: Resource) -> dict[str, Load] | None:
+        await asyncio.sleep(0)
         return self.known
 
 

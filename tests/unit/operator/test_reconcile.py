@@ -97,6 +97,16 @@ async def test_two_resources_in_a_namespace_share_no_instance_id_and_no_pod() ->
     assert sorted(rig.pods) == ["other-w-2", "other-w-3", "small-w-0", "small-w-1"]
 
 
+async def test_resources_that_are_looked_at_at_once_share_no_instance_id() -> None:
+    rig = Rig(replicas=2)
+    other = KEY._replace(name="other")
+    rig.api.put(paths.resource(other), resource_object("other", replicas=2))
+    looks = (rig.reconciler.look_at(key) for key in (other, KEY))
+    await asyncio.gather(*looks)
+    ids = [name.rpartition("-")[2] for name in rig.pods]
+    assert sorted(ids) == ["0", "1", "2", "3"]
+
+
 async def test_a_pod_of_the_same_name_that_is_not_ours_is_left_alone() -> None:
     rig = Rig(replicas=1)
     foreign = {"metadata": {"name": "small-w-0", "uid": "x"}, "status": {"podIP": "10.9.9.9"}}
