@@ -14,7 +14,10 @@ FROM ${BASE} AS python
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 RUN python -m venv --without-pip /opt/venv
-RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[operator]'
+# The operator deals with objects as JSON has them: the client's generated classes can stay away.
+RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[operator]' \
+    && find /opt/venv/lib/python3*/site-packages/kubernetes -name '*.py' ! -name __init__.py \
+      \( -path '*/client/models/*' -o -path '*/client/api/*' \) -delete
 
 FROM ${BASE}
 WORKDIR /app
