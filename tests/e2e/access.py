@@ -55,7 +55,7 @@ def network_policy(release: Release) -> None:
     addresses = {
         pod["metadata"]["name"]: pod["status"]["podIP"] for pod in kubectl.get("pods")["items"]
     }
-    worker = addresses[release.workers()[0]]
+    worker = addresses[next(iter(release.workers()))]
     closed = [
         f"{worker}:7101",
         f"{worker}:7100",

@@ -63,7 +63,7 @@ def borrow(release: Release) -> None:
             lent = lent or [entry for entry in view(gmanager).entries if not entry.local]
     demand(bool(lent), "no block was lent while the long prompt ran")
     holder, owner = f"{NAME}-w-{lent[0].inst_id}", f"{NAME}-w-{lent[0].owner_inst_id}"
-    demand({holder, owner} <= set(release.workers()), f"no pods {holder}, {owner}")
+    demand({holder, owner} <= release.workers().keys(), f"no pods {holder}, {owner}")
     print(f"  {lent[0].num_blocks} blocks of a request of {owner} lay on {holder}")
 
 

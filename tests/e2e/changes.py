@@ -1,5 +1,10 @@
 """Steps in which something changes or breaks under load: upgrades, lost pods, lost nodes."""
 
+import json
+
+import trustme
+
+from tests.e2e.basic import borrow
 from tests.e2e.release import NAME, READY_S, Release, demand, worker_selector
 from tests.e2e.streams import Load
 from tests.e2e.tools import run, wait_for
@@ -22,27 +27,43 @@ def upgrade_and_rollback(release: Release) -> None:
 def pod_killed(release: Release) -> None:
     """Streams of a worker that is killed go on elsewhere, and another pod takes its place."""
     with release.router() as url, Load(url, NUM_STREAMS) as load:
-        victim = release.workers()[0]
+        victim, uid = next(iter(release.workers().items()))
         wait_for("some streams", lambda: load.num_finished > 0, READY_S)
         release.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
-        wait_for("a new pod", lambda: victim not in release.workers(), 60.0)
+        wait_for("a new pod", lambda: uid not in release.workers().values(), 60.0)
         release.wait_workers(2)
     demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
 
 
 def rolling_update(release: Release) -> None:
-    """All workers are replaced, at most one at a time, and no stream breaks."""
-    before = set(release.workers())
+    """To mutual TLS: all workers are replaced, no stream breaks, and lending goes on over it."""
+    authority = trustme.CA()
+    own = authority.issue_cert("workers")
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "data-plane"},
+        "stringData": {
+            "tls.crt": own.cert_chain_pems[0].bytes().decode(),
+            "tls.key": own.private_key_pem.bytes().decode(),
+            "ca.crt": authority.cert_pem.bytes().decode(),
+        },
+    }
+    release.kubectl("apply", "-f", "-", text=json.dumps(secret))
+    before = set(release.workers().values())
     with release.router() as url, Load(url, NUM_STREAMS) as load:
-        release.upgrade({"worker.engine.maxWaiting": "128"})
-        wait_for("new pods", lambda: not before & set(release.workers()), 2 * READY_S)
+        release.upgrade(
+            {"dataPlaneTLS.mode": "existingSecret", "dataPlaneTLS.existingSecret": "data-plane"}
+        )
+        wait_for("new pods", lambda: before.isdisjoint(release.workers().values()), 2 * READY_S)
         release.wait_workers(2)
     demand(not load.broken, f"{len(load.broken)} streams broke: {load.broken[:3]}")
+    borrow(release)
 
 
 def node_drained(release: Release) -> None:
     """The budget lets one worker go at a time; its streams go on."""
-    node = _node_of(release, release.workers()[0])
+    node = _node_of(release, next(iter(release.workers())))
     try:
         with release.router() as url, Load(url, NUM_STREAMS) as load:
             # The router and what its clients are connected to stay: only workers are drained.

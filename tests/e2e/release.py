@@ -91,12 +91,11 @@ class Release:
         ):
             yield gmanager_pb2_grpc.GManagerStub(channel)
 
-    def workers(self) -> list[str]:
-        """Names of the pods that exist and do not end."""
+    def workers(self) -> dict[str, str]:
+        """Names and uids of the pods that exist and do not end; a name may come again."""
         pods = self.kubectl.get("pods", "-l", worker_selector())["items"]
-        return [
-            pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]
-        ]
+        metadata = [pod["metadata"] for pod in pods]
+        return {own["name"]: own["uid"] for own in metadata if "deletionTimestamp" not in own}
 
     def replicas(self) -> int:
         return int(self.kubectl.get("illm", NAME)["spec"]["replicas"])
