@@ -1,12 +1,10 @@
-"""The rate at which this machine reads memory, and the weights that a step has to read."""
+"""The rate at which this machine reads memory."""
 
 import mmap
 import time
 from collections.abc import Callable
 
 import torch
-
-from services.worker.models.config import ModelConfig
 
 #: Far more than the caches hold, even where one claims hundreds of megabytes.
 _BUFFER_BYTES = 2 << 30
@@ -32,16 +30,6 @@ def read_bytes_per_s(num_threads: int, buffer_bytes: int = _BUFFER_BYTES) -> flo
     )
     fastest_s = min(_pass_s(reader) for reader in readers for _ in range(_NUM_PASSES))
     return buffer_bytes / fastest_s
-
-
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What one decode step reads of the weights: every product's once; of the embedding, rows."""
-    kv_size = config.num_kv_heads * config.head_dim
-    q_size = config.num_heads * config.head_dim
-    attention = config.hidden_size * 2 * (q_size + kv_size)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    lm_head = config.hidden_size * config.vocab_size
-    return (config.num_layers * (attention + mlp) + lm_head) * dtype.itemsize
 
 
 def _pass_s(reader: Callable[[], object]) -> float:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 
 from services.common.errors import InfiniteLLMError
+from services.local.options import DTYPES
 
-_DTYPES = ("float32", "float16", "bfloat16")
+_KV_DTYPES = ("float32", "float16", "bfloat16")
 _EXIT_FAILURE = 1
 _EXIT_INTERRUPTED = 130
 
@@ -15,8 +16,8 @@ _EXIT_INTERRUPTED = 130
 def new_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer steps and prompts")
-    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="of our weights")
-    parser.add_argument("--kv-dtype", choices=_DTYPES, default="float32", help="of our KVCache")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of our weights")
+    parser.add_argument("--kv-dtype", choices=_KV_DTYPES, default="float32", help="of our KVCache")
     parser.add_argument("--threads", type=_thread_count, default=_available_threads())
     return parser
 

@@ -9,9 +9,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
-import torch
-
-from benchmarks.bandwidth import read_bytes_per_s, weight_bytes
+from benchmarks.bandwidth import read_bytes_per_s
 from benchmarks.command import new_parser, run
 from benchmarks.engine_rig import EngineRig, running
 from benchmarks.measure import measure
@@ -56,7 +54,7 @@ def measure_engine(options: argparse.Namespace, report: Report) -> Result:
         figures = measure(rig, workload)
         batches = workload.decode_batches if options.profile else ()
         profile = {batch: profile_decode(rig, workload, batch) for batch in batches}
-    num_bytes = weight_bytes(core.model.config, getattr(torch, options.dtype))
+    num_bytes = core.model.weight_bytes
     return Result(options.dtype, options.threads, rate, num_bytes, figures, profile)
 
 

@@ -3,6 +3,7 @@
 from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
 from kernels.interface import Kernels
 from kernels.partial import AttentionPartial, PagedRows
+from kernels.quantized import QuantizedMatrix, Weight
 from kernels.select import select, select_decoder, select_wired
 from kernels.wire import Exchanged, WiredKernels, WiredPart
 
@@ -14,7 +15,9 @@ __all__ = [
     "Kernels",
     "LayerWeights",
     "PagedRows",
+    "QuantizedMatrix",
     "StepKv",
+    "Weight",
     "WiredKernels",
     "WiredPart",
     "select",

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.partial import AttentionPartial, PagedRows
+from kernels.quantized import Weight
 from kernels.wire import Exchanged, WiredPart
 
 
@@ -35,16 +36,16 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Of one layer; float32, contiguous, on the CPU; matrices are [out, in]."""
+    """Of one layer; float32 or in blocks, contiguous, on the CPU; matrices are [out, in]."""
 
     attention_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     """Of queries, keys and values, one after the other."""
-    attention_out: Tensor
+    attention_out: Weight
     mlp_norm: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Weight
+    up: Weight
+    down: Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,11 @@ class Elsewhere(Protocol):
 class Decoder(Protocol):
     """Activations are float32 and contiguous. Raises ValueError where sizes do not fit together."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the matrices, those of the layers and the head."""
+        ...
+
     def run(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, elsewhere: Elsewhere | None
     ) -> None:
@@ -102,6 +108,6 @@ class DecoderBuilder(Protocol):
         """Lays the weights out as they are read; the originals are not needed any more."""
         ...
 
-    def build(self, norm: Tensor, head: Tensor) -> Decoder:
+    def build(self, norm: Tensor, head: Weight) -> Decoder:
         """Of the layers so far, the final norm, and the product with head [vocab, hidden_size]."""
         ...

@@ -1,6 +1,7 @@
 """A decoder's layers in plain torch: on GPUs, and what the C++ must equal.
 
-Activations take the type of the weights for each product, and are float32 otherwise.
+Activations take the type of the weights for each product, and are float32 otherwise. Quantised
+weights are expanded.
 """
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
 from kernels.interface import Kernels
 from kernels.partial import AttentionPartial
+from kernels.quantized import Weight, concatenate
 
 
 class TorchDecoderBuilder:
@@ -28,12 +30,12 @@ class TorchDecoderBuilder:
             norms=(self._norm(weights.attention_norm), self._norm(weights.mlp_norm)),
             qkv=self._matrix(weights.qkv),
             attention_out=self._matrix(weights.attention_out),
-            gate_up=self._matrix(torch.cat((weights.gate, weights.up))),
+            gate_up=self._matrix(concatenate((weights.gate, weights.up))),
             down=self._matrix(weights.down),
         )
         self._layers.append(layer)
 
-    def build(self, norm: Tensor, head: Tensor) -> "TorchDecoder":
+    def build(self, norm: Tensor, head: Weight) -> "TorchDecoder":
         return TorchDecoder(
             self._kernels, self._shape, self._layers, (self._norm(norm), self._matrix(head))
         )
@@ -41,8 +43,8 @@ class TorchDecoderBuilder:
     def _norm(self, weight: Tensor) -> Tensor:
         return weight.to(self._device)
 
-    def _matrix(self, weight: Tensor) -> Tensor:
-        return weight.to(self._device, self._dtype)
+    def _matrix(self, weight: Weight) -> Tensor:
+        return weight.float().to(self._device, self._dtype)
 
 
 class TorchDecoder:
@@ -57,6 +59,10 @@ class TorchDecoder:
         self._shape = shape
         self._layers = layers
         self._norm, self._head = head
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._head.nbytes + sum(layer.weight_bytes for layer in self._layers)
 
     def run(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, elsewhere: Elsewhere | None
@@ -100,6 +106,11 @@ class _Layer:
         self._attention_out = attention_out
         self._gate_up = gate_up
         self._down = down
+
+    @property
+    def weight_bytes(self) -> int:
+        matrices = (self._qkv, self._attention_out, self._gate_up, self._down)
+        return sum(matrix.nbytes for matrix in matrices)
 
     def before_attention(
         self, hidden: Tensor, cos: Tensor, sin: Tensor

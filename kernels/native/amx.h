@@ -4,7 +4,8 @@
 #include "simd.h"
 #include "tile.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && \
+    defined(__linux__)
 #define ILLM_HAS_AMX 1
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -47,10 +48,10 @@ inline void configure_tiles() {
 
 inline void release_tiles() { _tile_release(); }
 
-// c[16 or 32, kPanel] = a[16 or 32, depth] b; a lies in rows of tiles, b in [depth / 32][2][tile].
-// What lies `ahead` of b (in elements) is fetched on the way, if anything.
-template <int RowTiles>
-inline void multiply_tiles(const Brain* a, const Brain* b, int depth, int64_t ahead, float* c,
+// c[16 or 32, kPanel] = a[16 or 32, depth] b; a lies in rows of tiles, b's next [2][tile] where
+// pair_at(i) says, i < depth / 32.
+template <int RowTiles, class PairAt>
+inline void multiply_tiles(const Brain* a, const PairAt& pair_at, int depth, float* c,
                            int c_stride) {
   const Brain* below = a + kTileRows * depth;
   _tile_zero(0);
@@ -59,8 +60,8 @@ inline void multiply_tiles(const Brain* a, const Brain* b, int depth, int64_t ah
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int k = 0; k < depth; k += kTileDepth) {
-    if (ahead) prefetch(b + ahead, 2 * kTileSize);
+  for (int i = 0; i < depth / kTileDepth; ++i) {
+    const Brain* b = pair_at(i);
     _tile_loadd(6, b, 64);
     _tile_loadd(7, b + kTileSize, 64);
     _tile_loadd(4, a, 64);
@@ -73,7 +74,6 @@ inline void multiply_tiles(const Brain* a, const Brain* b, int depth, int64_t ah
     }
     a += kTileSize;
     below += kTileSize;
-    b += 2 * kTileSize;
   }
   const int row_bytes = c_stride * (int)sizeof(float);
   _tile_stored(0, c, row_bytes);
@@ -82,6 +82,19 @@ inline void multiply_tiles(const Brain* a, const Brain* b, int depth, int64_t ah
     _tile_stored(2, c + kTileRows * c_stride, row_bytes);
     _tile_stored(3, c + kTileRows * c_stride + kTileRows, row_bytes);
   }
+}
+
+// The same of a b that lies in [depth / 32][2][tile]. What lies `ahead` of it (in elements) is
+// fetched on the way, if anything.
+template <int RowTiles>
+inline void multiply_tiles(const Brain* a, const Brain* b, int depth, int64_t ahead, float* c,
+                           int c_stride) {
+  const auto pair_at = [&](int i) {
+    const Brain* pair = b + i * 2 * kTileSize;
+    if (ahead) prefetch(pair + ahead, 2 * kTileSize);
+    return pair;
+  };
+  multiply_tiles<RowTiles>(a, pair_at, depth, c, c_stride);
 }
 
 #else

@@ -87,15 +87,21 @@ void illm_finalize(const float* acc, const float* sum, int64_t num_vectors, int6
 
 // The format in which weights of a type are fastest here.
 int32_t illm_fastest_format(int32_t format) {
-  return format == kBrain && may_use_amx() ? kBrainTiles : format;
+  if (!may_use_amx()) return format;
+  switch (format) {
+    case kBrain: return kBrainTiles;
+    case kFourBits: return kFourBitTiles;
+    case kEightBits: return kEightBitTiles;
+    default: return format;
+  }
 }
 
 int64_t illm_matrix_bytes(const Matrix* matrix) {
   return matrix->num_panels() * matrix->panel_bytes();
 }
 
-void illm_pack(ThreadPool* threads, const Matrix* matrix, const float* first,
-               const float* second) {
+void illm_pack(ThreadPool* threads, const Matrix* matrix, const void* first,
+               const void* second) {
   pack(*threads, *matrix, first, second);
 }
 

@@ -17,7 +17,7 @@ constexpr int kRowsPerItem = 16;  // of the work between products
 class InputRows {
  public:
   InputRows(Buffer& buffer, const Matrix& matrix, int num_rows)
-      : is_brain_(matrix.format == kBrainTiles), num_in_(matrix.num_in) {
+      : is_brain_(matrix.is_tiles()), num_in_(matrix.num_in) {
     stride_ = round_up(num_in_, kTileDepth);
     const int64_t size = int64_t(round_up(num_rows, kTileRows)) * stride_;
     data_ = is_brain_ ? (void*)buffer.take<Brain>(size) : (void*)buffer.take<float>(size);

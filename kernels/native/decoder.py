@@ -10,11 +10,12 @@ from torch import Tensor
 from kernels.checks import check_attention
 from kernels.decoder import DecoderShape, Elsewhere, LayerWeights, StepKv
 from kernels.native.kernels import NativeKernels, raise_if, view_pool, view_rows
-from kernels.native.library import FORMATS, Layer, Matrix, Step
+from kernels.native.library import BLOCK_FORMATS, FORMATS, Layer, Matrix, Step
 from kernels.native.library import WiredPart as WiredPartView
 from kernels.native.memory import Arena
 from kernels.native.wires import NativePart
 from kernels.partial import AttentionPartial, check_tensor
+from kernels.quantized import QuantizedMatrix, Weight
 from kernels.wire import Exchanged, WiredPart
 
 #: What the sizes of a decoder have to be a multiple of: the widest vector.
@@ -36,7 +37,7 @@ class NativeDecoderBuilder:
     def __init__(self, kernels: NativeKernels, shape: DecoderShape, dtype: torch.dtype) -> None:
         self._kernels = kernels
         self._shape = shape
-        self._format = kernels.library.fastest_format(FORMATS[dtype])
+        self._dtype = dtype
         self._arena = Arena()
         self._norms: list[Tensor] = []
         self._layers: list[Layer] = []
@@ -59,26 +60,41 @@ class NativeDecoderBuilder:
         self._norms += norms
         self._layers.append(layer)
 
-    def build(self, norm: Tensor, head: Tensor) -> "NativeDecoder":
+    def build(self, norm: Tensor, head: Weight) -> "NativeDecoder":
         layers = (Layer * len(self._layers))(*self._layers)
         packed = _Head(norm.clone(), self._pack(head))
         memory = (self._arena, self._norms)
         return NativeDecoder(self._kernels, self._shape, layers, packed, memory)
 
-    def _pack(self, weight: Tensor, second: Tensor | None = None) -> Matrix:
-        check_tensor("weight", weight, torch.float32)
+    def _pack(self, weight: Weight, second: Weight | None = None) -> Matrix:
+        _check_weight("weight", weight, like=weight)
         if second is not None:
-            check_tensor("second", second, torch.float32, weight.shape)
-        num_out = weight.shape[0] * (1 if second is None else 2)
-        matrix = Matrix(None, num_out, weight.shape[1], self._format)
-        matrix.data = self._arena.take(self._kernels.library.matrix_bytes(byref(matrix)))
-        self._kernels.library.pack(
+            _check_weight("second", second, like=weight)
+        library, (num_rows, num_in) = self._kernels.library, weight.shape
+        num_out = num_rows * (1 if second is None else 2)
+        matrix = Matrix(None, num_out, num_in, library.fastest_format(self._format_of(weight)))
+        matrix.data = self._arena.take(library.matrix_bytes(byref(matrix)))
+        library.pack(
             self._kernels.threads,
             byref(matrix),
             weight.data_ptr(),
             None if second is None else second.data_ptr(),
         )
         return matrix
+
+    def _format_of(self, weight: Weight) -> int:
+        if isinstance(weight, QuantizedMatrix):
+            return BLOCK_FORMATS[weight.kind]
+        return FORMATS[self._dtype]
+
+
+def _check_weight(name: str, weight: Weight, like: Weight) -> None:
+    if not isinstance(weight, QuantizedMatrix):
+        check_tensor(name, weight, torch.float32, like.shape)
+    elif isinstance(like, QuantizedMatrix) and like.kind == weight.kind:
+        check_tensor(name, weight.blocks, torch.uint8, like.blocks.shape)
+    else:
+        raise ValueError(f"{name} must not be {weight.kind} beside another kind")
 
 
 class NativeDecoder:
@@ -102,6 +118,13 @@ class NativeDecoder:
         self._logits = torch.empty(0, head.matrix.num_out)
         self.attention_s = 0.0
         """Seconds that attention over this pool took in all steps so far."""
+
+    @property
+    def weight_bytes(self) -> int:
+        matrices = [self._head.matrix]
+        for layer in self._layers:
+            matrices += layer.qkv, layer.attention_out, layer.gate_up, layer.down
+        return sum(self._kernels.library.matrix_bytes(byref(matrix)) for matrix in matrices)
 
     def run(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, kv: StepKv, elsewhere: Elsewhere | None

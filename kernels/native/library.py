@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from kernels.quantized import BlockKind
+
 
 class Pool(ctypes.Structure):
     _fields_ = (
@@ -102,6 +104,7 @@ class WiredPart(ctypes.Structure):
 
 
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+BLOCK_FORMATS: dict[BlockKind, int] = {"Q4_1": 3, "Q8_0": 4}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,12 @@
 
 namespace illm {
 
-// Of stored numbers; the last one is bfloat16 in tiles of the matrix unit, for weights only.
-enum Format : int32_t { kFloat, kHalf, kBrain, kBrainTiles };
+// Of stored numbers. Weights only: those in blocks (blocks.h), and tiles of the matrix unit.
+enum Format : int32_t {
+  kFloat, kHalf, kBrain,
+  kFourBits, kEightBits,
+  kBrainTiles, kFourBitTiles, kEightBitTiles,
+};
 
 // Mirrored by kernels/native/library.py.
 struct Pool {

@@ -1,6 +1,7 @@
 #include "product.h"
 
 #include "amx.h"
+#include "buffer.h"
 
 namespace illm {
 namespace {
@@ -28,35 +29,26 @@ void multiply_block(const float* a, int stride, int num_rows, const T* panel, in
   }
 }
 
-#if ILLM_HAS_AMX
-void multiply_block_of_tiles(const Brain* a, int num_rows, const Brain* panel,
-                             int num_in, const void* next, float* c) {
-  const int depth = round_up(num_in, kTileDepth);
-  const int64_t ahead = distance(panel, next);
-  if (num_rows > kTileRows) {
-    multiply_tiles<2>(a, panel, depth, ahead, c, kPanel);
-  } else {
-    multiply_tiles<1>(a, panel, depth, ahead, c, kPanel);
-  }
-}
-#endif
+thread_local Buffer expanded;  // the panel at hand
 
 }  // namespace
 
 Multiplier::Multiplier(const Input& input, int num_rows, const Matrix& matrix)
     : input_(input), num_rows_(num_rows), matrix_(matrix) {
 #if ILLM_HAS_AMX
-  if (matrix.format == kBrainTiles) configure_tiles();
+  if (matrix.is_tiles()) configure_tiles();
 #endif
+  if (matrix.is_blocks()) expanded_ = expanded.take<Brain>(int64_t(matrix.num_in) * kPanel);
 }
 
 Multiplier::~Multiplier() {
 #if ILLM_HAS_AMX
-  if (matrix_.format == kBrainTiles) release_tiles();
+  if (matrix_.is_tiles()) release_tiles();
 #endif
 }
 
 void Multiplier::multiply(int row, int p, const void* next, float* c) const {
+  if (matrix_.is_tiles()) return multiply_tiled(row, p, next, c);
   const int n = std::min(kRowsPerBlock, num_rows_ - row);
   const void* panel = matrix_.panel(p);
   const auto block = [&](auto* weights) {
@@ -66,12 +58,37 @@ void Multiplier::multiply(int row, int p, const void* next, float* c) const {
     case kFloat: return block(static_cast<const float*>(panel));
     case kHalf: return block(static_cast<const Half*>(panel));
     case kBrain: return block(static_cast<const Brain*>(panel));
-#if ILLM_HAS_AMX
-    case kBrainTiles:
-      return multiply_block_of_tiles(input_.row<Brain>(row), n, static_cast<const Brain*>(panel),
-                                     matrix_.num_in, next, c);
-#endif
+    default:
+      if (row == 0)
+        for (int i = 0; i < matrix_.num_in / kBlock; ++i) expand(p, i, next);
+      next = nullptr;
+      return block(static_cast<const Brain*>(expanded_));
   }
+}
+
+void Multiplier::multiply_tiled(int row, int p, const void* next, float* c) const {
+#if ILLM_HAS_AMX
+  const Brain* a = input_.row<Brain>(row);
+  const int depth = round_up(matrix_.num_in, kTileDepth);
+  const auto block = [&](auto row_tiles) {
+    if (matrix_.is_blocks() && row == 0) {
+      const auto pair_at = [&](int i) { return expand(p, i, next); };
+      return multiply_tiles<row_tiles>(a, pair_at, depth, c, kPanel);
+    }
+    const auto* panel =
+        matrix_.is_blocks() ? expanded_ : static_cast<const Brain*>(matrix_.panel(p));
+    multiply_tiles<row_tiles>(a, panel, depth, distance(panel, next), c, kPanel);
+  };
+  with_constant<kRowsPerBlock / kTileRows>((num_rows_ - row + kTileRows - 1) / kTileRows, block);
+#endif
+}
+
+const Brain* Multiplier::expand(int p, int block, const void* next) const {
+  const int bytes = Blocks((Format)matrix_.format).panel_bytes();
+  if (next) prefetch(static_cast<const char*>(next) + block * bytes, bytes);
+  Brain* to = expanded_ + int64_t(block) * kBlock * kPanel;
+  expand_block((Format)matrix_.format, static_cast<const uint8_t*>(matrix_.panel(p)) + block * bytes, to);
+  return to;
 }
 
 }  // namespace illm

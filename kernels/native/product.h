@@ -30,13 +30,20 @@ class Multiplier {
   Multiplier(const Multiplier&) = delete;
 
   // c[up to kRowsPerBlock, kPanel] = the rows from `row` on times panel p. Meanwhile what lies at
-  // `next` is brought near, as much as a panel takes, if anything.
+  // `next` is brought near, as much as a panel takes, if anything. Row 0 of a panel comes first: it
+  // expands what lies in blocks.
   void multiply(int row, int p, const void* next, float* c) const;
 
  private:
+  void multiply_tiled(int row, int p, const void* next, float* c) const;
+
+  // Expands a block of panel p, and says where it is now.
+  const Brain* expand(int p, int block, const void* next) const;
+
   const Input& input_;
   const int num_rows_;
   const Matrix& matrix_;
+  Brain* expanded_ = nullptr;
 };
 
 // Calls put(row, column, a, b) with the kPanel outputs from each column on. Each thread reads a

@@ -12,7 +12,13 @@ from rich.console import Console
 from services.common.lifecycle import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, run, until_stopped
 from services.common.model_store import DEFAULT_MODEL
 from services.local.demo import Report, demo
-from services.local.options import DEFAULT_INSTANCES, DEFAULT_KV_BLOCKS, DEFAULT_PORT, Options
+from services.local.options import (
+    DEFAULT_INSTANCES,
+    DEFAULT_KV_BLOCKS,
+    DEFAULT_PORT,
+    DTYPES,
+    Options,
+)
 from services.local.status import find_gmanager, show_decisions, status
 from services.local.terminal import own_foreground
 from services.local.up import up
@@ -48,9 +54,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             "--gmanagers", type=_number, default=1, help="one leads, others stand by"
         )
         command.add_argument("--kv-blocks", type=_number, default=DEFAULT_KV_BLOCKS)
-        command.add_argument(
-            "--dtype", choices=("float32", "float16", "bfloat16"), default="float32"
-        )
+        command.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the weights")
         command.add_argument("--max-new-tokens", type=_number, default=48)
         command.add_argument(
             "--move-tokens-per-step", type=_number, default=16, help="pace of planned moves"

@@ -16,6 +16,7 @@ from services.local.tool import build_kernels, resolve_model
 DEFAULT_KV_BLOCKS = 96
 DEFAULT_INSTANCES = 2
 DEFAULT_PORT = 8000
+DTYPES = ("float32", "float16", "bfloat16", "quantized")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,9 @@ class Config:
     """The machine this instance runs on; empty means the host's name."""
     num_blocks: int = 1024
     block_size: int = 16
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of the weights. bfloat16 also rounds what is multiplied with them, where a CPU has AMX."""
+    dtype: Literal["float32", "float16", "bfloat16", "quantized"] = "float32"
+    """Of the weights. bfloat16 also rounds what is multiplied with them, where a CPU has AMX.
+    quantized keeps in memory what a GGUF file has in Q4_1 or Q8_0, and multiplies as bfloat16."""
     kv_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     device: Literal["cpu"] = "cpu"
     num_threads: int = 1

@@ -4,6 +4,10 @@ from pathlib import Path
 
 from services.common.errors import ConfigError
 
+#: Matrices in the blocks of a GGUF file, uint8 by their Hugging Face names, where it had any; the
+#: file's metadata tells their kinds. Beside the float32 weights, which hold them, too.
+QUANTIZED_FILE = "quantized/model.safetensors"
+
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 

@@ -1,7 +1,8 @@
 """Reads a Llama GGUF once and writes the folder that everything else reads.
 
-The weights become float32 under their Hugging Face names. What llama.cpp changed is undone: it
-interleaves the two rotary halves of the query and key rows.
+The weights become float32 under their Hugging Face names; matrices of the kinds that can be served
+in their blocks are kept so, too. What llama.cpp changed is undone: it interleaves the two rotary
+halves of the query and key rows.
 """
 
 import json
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from services.common.errors import ConfigError
+from services.common.model_store.folder import QUANTIZED_FILE
 from services.common.model_store.gguf_tokenizer import write_tokenizer
 
 _GLOBAL_NAMES = {
@@ -33,6 +35,9 @@ _LAYER_NAMES = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+
+
+_KEPT_KINDS = (gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0)
 
 
 class _Reader(gguf.GGUFReader):
@@ -70,9 +75,11 @@ def convert(source: Path, folder: Path, progress: Callable[[str], None]) -> None
     except KeyError as error:
         raise ConfigError(f"{str(source)!r} lacks the GGUF field {error.args[0]!r}") from error
     progress(f"writing {len(reader.tensors)} tensors as float32")
-    weights_file = folder / "model.safetensors"
-    save_file(_weights(reader, config), weights_file, metadata={"format": "pt"})
-    weights_file.chmod(0o644)  # the library keeps it to the owner; images convert as root
+    _save(_weights(reader, config), folder / "model.safetensors", {"format": "pt"})
+    if blocks := _blocks(reader, config):
+        kinds = {_name_of(tensor): tensor.tensor_type.name for tensor in reader.tensors}
+        (folder / QUANTIZED_FILE).parent.mkdir()
+        _save(blocks, folder / QUANTIZED_FILE, {name: kinds[name] for name in blocks})
     _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json",
@@ -116,25 +123,46 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _weights(reader: gguf.GGUFReader, config: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
+def _weights(reader: gguf.GGUFReader, config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    weights = {}
+    for tensor in reader.tensors:
+        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        weight = np.asarray(numbers, dtype=np.float32)
+        weights[_name_of(tensor)] = _in_order(tensor.name, weight, config)
+    return weights
+
+
+def _blocks(reader: gguf.GGUFReader, config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    return {
+        _name_of(tensor): _in_order(tensor.name, np.asarray(tensor.data), config)
+        for tensor in reader.tensors
+        if tensor.tensor_type in _KEPT_KINDS
+    }
+
+
+def _name_of(tensor: gguf.ReaderTensor) -> str:
+    return hugging_face_name(tensor.name)
+
+
+def _in_order(name: str, rows: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
+    """Rows of numbers or of blocks, in the order of Hugging Face; contiguous."""
     num_rotary_heads = {
         "attn_q.weight": config["num_attention_heads"],
         "attn_k.weight": config["num_key_value_heads"],
     }
-    weights = {}
-    for tensor in reader.tensors:
-        weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        num_heads = num_rotary_heads.get(tensor.name.split(".", 2)[-1])
-        if num_heads is not None:
-            weight = separate_rotary_halves(weight, num_heads)
-        weights[hugging_face_name(tensor.name)] = np.ascontiguousarray(weight, dtype=np.float32)
-    return weights
+    num_heads = num_rotary_heads.get(name.split(".", 2)[-1])
+    return np.ascontiguousarray(separate_rotary_halves(rows, num_heads) if num_heads else rows)
 
 
-def separate_rotary_halves(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+def separate_rotary_halves(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     """Rows of a head go from (0, d/2, 1, d/2 + 1, ...) to (0, 1, ..., d - 1)."""
-    pairs = weight.reshape(num_heads, -1, 2, weight.shape[-1])
-    return pairs.swapaxes(1, 2).reshape(weight.shape)
+    pairs = rows.reshape(num_heads, -1, 2, rows.shape[-1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _save(tensors: dict[str, NDArray[Any]], path: Path, metadata: dict[str, str]) -> None:
+    save_file(tensors, path, metadata=metadata)
+    path.chmod(0o644)  # the library keeps it to the owner; images convert as root
 
 
 def hugging_face_name(name: str) -> str:

@@ -16,6 +16,9 @@ from services.common.model_store.folder import check_folder, missing_files
 
 DEFAULT_MODEL = builtin.NAME
 
+#: In the cache; another one when conversions write something else.
+_CONVERTED = "models-2"
+
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -35,7 +38,7 @@ def resolve(
     """
     local = Path(name).expanduser()
     if name == builtin.NAME:
-        target = cache_dir / "models" / builtin.NAME
+        target = cache_dir / _CONVERTED / builtin.NAME
         if not missing_files(target, with_weights):
             return target.resolve()
         return publish_once(target, lambda folder: builtin.build(folder, progress), progress)
@@ -55,7 +58,7 @@ def _resolve_gguf(source: Path, cache_dir: Path, progress: Callable[[str], None]
     stat = source.stat()
     identity = f"{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    target = cache_dir / "models" / f"{source.stem}-{digest}"
+    target = cache_dir / _CONVERTED / f"{source.stem}-{digest}"
 
     def build(folder: Path) -> None:
         from services.common.model_store.gguf_conversion import convert

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from kernels.decoder import Decoder, Elsewhere, StepKv
 from services.worker.models.config import ModelConfig
+from services.worker.models.embedding import Embedding
 from services.worker.models.rope import RopeTable
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaParts:
-    embedding: Tensor
+    embedding: Embedding
     decoder: Decoder
     rope: RopeTable
 
@@ -35,8 +36,6 @@ class PackedTokens:
 class _Room:
     """What lies between the parts, for so many tokens; used again by every forward."""
 
-    embedded: Tensor
-    """In the type of the weights; where that is float32, `hidden` itself."""
     hidden: Tensor
     cos: Tensor
     sin: Tensor
@@ -44,20 +43,15 @@ class _Room:
     """Rows of `hidden` whose logits are wanted."""
 
     @classmethod
-    def allocate(cls, config: ModelConfig, embedding: Tensor, num_tokens: int) -> "_Room":
+    def allocate(cls, config: ModelConfig, device: torch.device, num_tokens: int) -> "_Room":
         def floats(size: int) -> Tensor:
-            return torch.empty(num_tokens, size, device=embedding.device)
+            return torch.empty(num_tokens, size, device=device)
 
-        hidden, last = floats(config.hidden_size), floats(config.hidden_size)
-        is_float = embedding.dtype == torch.float32
-        embedded = hidden if is_float else torch.empty_like(hidden, dtype=embedding.dtype)
-        return cls(
-            embedded, hidden, floats(config.head_dim // 2), floats(config.head_dim // 2), last
-        )
+        hidden, half = config.hidden_size, config.head_dim // 2
+        return cls(floats(hidden), floats(half), floats(half), floats(hidden))
 
     def first(self, num_tokens: int, num_last: int) -> "_Room":
         return _Room(
-            self.embedded[:num_tokens],
             self.hidden[:num_tokens],
             self.cos[:num_tokens],
             self.sin[:num_tokens],
@@ -69,7 +63,7 @@ class LlamaFamilyModel:
     def __init__(self, config: ModelConfig, parts: LlamaParts) -> None:
         self.config = config
         self._parts = parts
-        self._room = _Room.allocate(config, parts.embedding, 0)
+        self._room = _Room.allocate(config, parts.embedding.device, 0)
 
     @torch.inference_mode()
     def forward(
@@ -78,17 +72,20 @@ class LlamaFamilyModel:
         """Logits [logits_rows, vocab_size] float32; the next forward overwrites them."""
         parts, token_ids, wanted = self._parts, tokens.token_ids, tokens.logits_rows
         if len(token_ids) > len(self._room.hidden):
-            self._room = _Room.allocate(self.config, parts.embedding, len(token_ids))
+            self._room = _Room.allocate(self.config, parts.embedding.device, len(token_ids))
         room = self._room.first(len(token_ids), len(wanted))
-        torch.index_select(parts.embedding, 0, token_ids, out=room.embedded)
-        if room.embedded.dtype != room.hidden.dtype:
-            room.hidden.copy_(room.embedded)
+        parts.embedding.read(token_ids, room.hidden)
         parts.rope.read(tokens.positions, room.cos, room.sin)
         parts.decoder.run(room.hidden, room.cos, room.sin, kv, elsewhere)
         if len(wanted) == 0:
             return room.hidden.new_empty(0, self.config.vocab_size)
         torch.index_select(room.hidden, 0, wanted, out=room.last)
         return parts.decoder.logits(room.last)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the matrices."""
+        return self._parts.decoder.weight_bytes
 
     def likeliest(self, logits: Tensor) -> list[int]:
         """The token of the greatest logit of each row."""

@@ -6,13 +6,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels import DecoderShape, Kernels, LayerWeights, select_decoder
+from kernels import DecoderShape, Kernels, LayerWeights, QuantizedMatrix, Weight, select_decoder
+from kernels.quantized import concatenate, of_one_kind
 from services.worker.models.config import ModelConfig
+from services.worker.models.embedding import Embedding
 from services.worker.models.llama import LlamaFamilyModel, LlamaParts
 from services.worker.models.rope import RopeTable
-from services.worker.models.weights import Checkpoint
+from services.worker.models.weights import Checkpoint, QuantizedCheckpoint
 
-WeightDtype = Literal["float32", "float16", "bfloat16"]
+#: "quantized": as the model's file has them, and multiplied as bfloat16.
+WeightDtype = Literal["float32", "float16", "bfloat16", "quantized"]
 
 
 def load_model(
@@ -20,7 +23,9 @@ def load_model(
 ) -> LlamaFamilyModel:
     """Raises ConfigError where the folder does not hold a model that is served."""
     config = ModelConfig.from_folder(folder)
-    loader = _Loader(config, Checkpoint.open(folder), dtype, torch.device(device), kernels)
+    kind = QuantizedCheckpoint if dtype == "quantized" else Checkpoint
+    number_type = torch.bfloat16 if dtype == "quantized" else getattr(torch, dtype)
+    loader = _Loader(config, kind.open(folder), number_type, torch.device(device), kernels)
     return LlamaFamilyModel(config, loader.parts())
 
 
@@ -29,7 +34,7 @@ class _Loader:
         self,
         config: ModelConfig,
         checkpoint: Checkpoint,
-        dtype: WeightDtype,
+        dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels,
     ) -> None:
@@ -43,23 +48,28 @@ class _Loader:
         )
         self._config = config
         self._checkpoint = checkpoint
-        self._dtype = getattr(torch, dtype)
+        self._dtype = dtype
         self._device = device
         self._decoder = select_decoder(kernels, self._shape, self._dtype, device)
 
     def parts(self) -> LlamaParts:
         config, shape = self._config, self._shape
         table = (config.vocab_size, config.hidden_size)
-        embedding = self._checkpoint.read("model.embed_tokens.weight", table)
+        embedding = self._checkpoint.matrix("model.embed_tokens.weight", table)
         tied = config.tie_word_embeddings
-        head = embedding if tied else self._checkpoint.read("lm_head.weight", table)
+        head = embedding if tied else self._checkpoint.matrix("lm_head.weight", table)
         for index in range(config.num_layers):
             self._decoder.add_layer(self._layer(index))
         return LlamaParts(
-            embedding=embedding.to(self._device, self._dtype),
+            embedding=Embedding(self._table(embedding)),
             decoder=self._decoder.build(self._norm("model.norm"), head),
             rope=RopeTable(shape.head_dim, config.rope_theta, config.max_model_len, self._device),
         )
+
+    def _table(self, embedding: Weight) -> Weight:
+        if isinstance(embedding, QuantizedMatrix):
+            return embedding
+        return embedding.to(self._device, self._dtype)
 
     def _layer(self, index: int) -> LayerWeights:
         shape, prefix = self._shape, f"model.layers.{index}"
@@ -70,18 +80,24 @@ class _Loader:
             self._matrix(f"{attention}.k_proj", shape.kv_size, hidden),
             self._matrix(f"{attention}.v_proj", shape.kv_size, hidden),
         ]
+        gate, up = of_one_kind(
+            [
+                self._matrix(f"{mlp}.gate_proj", inner, hidden),
+                self._matrix(f"{mlp}.up_proj", inner, hidden),
+            ]
+        )
         return LayerWeights(
             attention_norm=self._norm(f"{prefix}.input_layernorm"),
-            qkv=torch.cat(qkv),
+            qkv=concatenate(qkv),
             attention_out=self._matrix(f"{attention}.o_proj", hidden, shape.q_size),
             mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
-            gate=self._matrix(f"{mlp}.gate_proj", inner, hidden),
-            up=self._matrix(f"{mlp}.up_proj", inner, hidden),
+            gate=gate,
+            up=up,
             down=self._matrix(f"{mlp}.down_proj", hidden, inner),
         )
 
-    def _matrix(self, name: str, num_out: int, num_in: int) -> Tensor:
-        return self._checkpoint.read(f"{name}.weight", (num_out, num_in))
+    def _matrix(self, name: str, num_out: int, num_in: int) -> Weight:
+        return self._checkpoint.matrix(f"{name}.weight", (num_out, num_in))
 
     def _norm(self, name: str) -> Tensor:
         return self._checkpoint.read(f"{name}.weight", (self._config.hidden_size,))

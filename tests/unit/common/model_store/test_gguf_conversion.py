@@ -8,11 +8,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from services.common.errors import ConfigError
+from services.common.model_store.folder import QUANTIZED_FILE
 from services.common.model_store.gguf_conversion import convert
 from tests.unit.common.model_store.conftest import (
     CHAT_TEMPLATE,
@@ -58,6 +60,24 @@ def test_quantised_weights_are_close(write_gguf: WriteGguf, weights: Weights, fo
     converted = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
         np.testing.assert_allclose(converted[name], weight, atol=0.04)
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0])
+def test_blocks_are_kept_in_the_order_of_the_weights(
+    write_gguf: WriteGguf, folder: Path, kind: gguf.GGMLQuantizationType
+) -> None:
+    convert(write_gguf(quantisation=kind), folder, silently)
+    converted, blocks = load_file(folder / "model.safetensors"), load_file(folder / QUANTIZED_FILE)
+    assert blocks.keys() == {name for name, weight in converted.items() if weight.ndim == 2}
+    for name, rows in blocks.items():
+        np.testing.assert_array_equal(gguf.quants.dequantize(rows, kind), converted[name])
+    with safe_open(str(folder / QUANTIZED_FILE), framework="numpy") as file:
+        assert file.metadata() == dict.fromkeys(blocks, kind.name)
+
+
+def test_without_such_blocks_there_is_no_file_of_them(write_gguf: WriteGguf, folder: Path) -> None:
+    convert(write_gguf(quantisation=gguf.GGMLQuantizationType.Q4_0), folder, silently)
+    assert not (folder / QUANTIZED_FILE).exists()
 
 
 def test_transformers_loads_the_folder_and_agrees(

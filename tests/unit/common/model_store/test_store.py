@@ -56,7 +56,7 @@ def test_an_incomplete_folder_names_what_it_lacks(model_folder: Path, tmp_path: 
 def test_who_needs_no_weights_does_without(model_folder: Path, tmp_path: Path) -> None:
     (model_folder / "model-00001-of-00001.safetensors").unlink()
     assert resolve(str(model_folder), tmp_path, silently, with_weights=False) == model_folder
-    built_in = tmp_path / "models" / DEFAULT_MODEL
+    built_in = tmp_path / "models-2" / DEFAULT_MODEL
     built_in.parent.mkdir()
     model_folder.rename(built_in)
     assert resolve(DEFAULT_MODEL, tmp_path, silently, with_weights=False) == built_in

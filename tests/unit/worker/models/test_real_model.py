@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from services.common.model_store import DEFAULT_MODEL, default_cache_dir, resolve
+from services.common.model_store.folder import QUANTIZED_FILE
 from services.worker.models.config import ModelConfig
 from services.worker.models.load import WeightDtype, load_model
 from tests.unit.worker.models.conftest import load_oracle, native_kernels
@@ -78,10 +80,13 @@ def test_greedy_tokens_equal_generate(
     assert run.greedy(prompts, NUM_TOKENS) == oracle_tokens
 
 
-def test_bfloat16_stays_close_to_float32(folder: Path, oracle: Any, tokenizer: Any) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "quantized"])
+def test_bfloat16_stays_close_to_float32(
+    folder: Path, oracle: Any, tokenizer: Any, dtype: WeightDtype
+) -> None:
     """Logits within a few hundredths of their spread; the same token wherever that is clear."""
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    model = load_model(folder, "bfloat16", "cpu", native_kernels())
+    model = load_model(folder, dtype, "cpu", native_kernels())
     logits = PackedRun(model, len(prompts)).step(prompts, all_rows=True)
     with torch.inference_mode():
         expected = torch.cat([oracle(torch.tensor([ids])).logits[0] for ids in prompts])
@@ -92,9 +97,19 @@ def test_bfloat16_stays_close_to_float32(folder: Path, oracle: Any, tokenizer: A
     assert torch.equal(logits.argmax(-1)[is_clear], best.indices[is_clear, 0])
 
 
-def test_bfloat16_does_not_depend_on_the_batch(folder: Path, tokenizer: Any) -> None:
+def test_quantized_weights_lie_in_memory_as_in_the_file(folder: Path) -> None:
+    model = load_model(folder, "quantized", "cpu", native_kernels())
+    with safe_open(str(folder / QUANTIZED_FILE), framework="pt") as file:
+        names = file.keys()
+        assert model.weight_bytes == sum(file.get_tensor(name).nbytes for name in names)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "quantized"])
+def test_bfloat16_does_not_depend_on_the_batch(
+    folder: Path, tokenizer: Any, dtype: WeightDtype
+) -> None:
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    model = load_model(folder, "bfloat16", "cpu", native_kernels())
+    model = load_model(folder, dtype, "cpu", native_kernels())
     together = PackedRun(model, len(prompts)).greedy(prompts, NUM_TOKENS)
     assert together == [PackedRun(model, 1).greedy([ids], NUM_TOKENS)[0] for ids in prompts]
 
