@@ -95,6 +95,7 @@ async def time_plan(shape: Shape, repeats: int) -> PlanTime:
         started_s = time.perf_counter()
         await planner.run_once()
         times_s.append(time.perf_counter() - started_s)
+        await planner.settle()
     return PlanTime(statistics.median(times_s), len(orders))
 
 

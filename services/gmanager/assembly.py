@@ -40,7 +40,7 @@ def build(config: GManagerConfig, metrics: GManagerMetrics) -> GManager:
     redis = connect(config.redis_url, config.redis_ca_file, config.redis_password_file)
     placement_map = PlacementMap()
     map_state = RedisState(metrics.redis_up.labels("map"), "the map is kept in memory alone")
-    store = Store(redis, placement_map, map_state, lambda: election.is_leader)
+    store = Store(redis, placement_map, map_state, lambda: election.writing_term)
     rebuild_s = REBUILD_PERIODS * config.heartbeat_period_s
     keeper = MapKeeper(placement_map, store.record, time.monotonic, rebuild_s)
     if config.leader_lease_s:

@@ -123,7 +123,9 @@ class Board:
         if way is not None:
             # What an instance measured with itself is the least, for any pair.
             call_s = max(call_s, way.round_trip_s)
-            bytes_per_s = min(bytes_per_s, way.bytes_per_s) or bytes_per_s
+            # 0 is unknown, and says nothing.
+            known = [rate for rate in (bytes_per_s, way.bytes_per_s) if rate]
+            bytes_per_s = min(known, default=0.0)
         row_s = perf.row_bytes / bytes_per_s if bytes_per_s else 0.0
         return _Link(perf.num_layers * call_s, perf.num_layers * row_s)
 

@@ -132,7 +132,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class PlacementView:
-    """The map as a plan reads it, without a copy: true until the next change of the map."""
+    """The map as a plan reads it."""
 
     instances: tuple[Instance, ...]
     #: The rows of each holder.

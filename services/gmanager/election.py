@@ -86,6 +86,11 @@ class Election:
         return self._role is Role.LEADER and self.term > 0
 
     @property
+    def writing_term(self) -> Term:
+        """In which the map may be written down; 0 where it is not that of the cluster."""
+        return self.term if self.is_leader else Term(0)
+
+    @property
     def term(self) -> Term:
         return self._leadership.term(self._keeper.clock())
 
@@ -107,6 +112,8 @@ class Election:
         elif not self._keeper.instances():
             # Nobody reports here yet. Until this is done a follower goes on naming the last leader.
             self._keeper.begin(await self._load(self._keeper.clock()))
+        elif self._role is Role.STAND_IN:
+            self._keeper.doubt("instances may have reported to another stand-in")
         self._role = role
         self._metrics.leading.set(role is Role.LEADER)
         detail = {"role": role.value, "term": self.term}

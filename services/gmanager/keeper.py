@@ -41,10 +41,10 @@ class MapKeeper:
         """How long the map may lack instances that are there, and must not be taken for all."""
         return max(0.0, self._whole_from_s - self.clock())
 
-    def doubt(self) -> None:
-        """This process stood still and heard nobody: they get the time to report again."""
+    def doubt(self, reason: str) -> None:
+        """Reports were missed: the instances get the time to report again."""
         self._whole_from_s = self.clock() + self._rebuild_s
-        _log.warning("stood still, waiting for reports")
+        _log.warning("waiting for reports", extra={"reason": reason})
 
     def register(self, info: InstanceInfo) -> None:
         self._record(self._map.register(info, self.clock()))
@@ -81,5 +81,5 @@ class MapKeeper:
     def cluster(self) -> Cluster:
         return self._map.cluster()
 
-    def view(self) -> PlacementView:
-        return self._map.view()
+    def snapshot(self) -> PlacementView:
+        return self._map.snapshot()

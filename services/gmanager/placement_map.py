@@ -126,8 +126,10 @@ class PlacementMap:
         rows = (row for rows in self._rows.values() for row in rows.values())
         return Cluster(self.instances(), tuple(sorted(rows, key=lambda row: row.key)))
 
-    def view(self) -> PlacementView:
-        return PlacementView(self.instances(), self._rows, self._lent.values())
+    def snapshot(self) -> PlacementView:
+        """As it is now, for another thread. Rows are values: only what holds them is copied."""
+        rows = {inst_id: rows.copy() for inst_id, rows in self._rows.items()}
+        return PlacementView(self.instances(), rows, tuple(self._lent.values()))
 
     def _apply_entries(self, heartbeat: Heartbeat) -> frozenset[RowKey]:
         rows = self._rows[heartbeat.inst_id]

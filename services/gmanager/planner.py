@@ -66,40 +66,55 @@ class Planner:
         self._term = term
         self._under_way = UnderWay(config.cool_down_s)
         self._last_round_s = keeper.clock()
+        self._issuing: set[asyncio.Task[None]] = set()
         self.decisions = DecisionLog()
 
     async def run(self) -> None:
         """Plans until cancelled. An unexpected error costs one round, never the planner."""
-        while True:
-            await asyncio.sleep(self._config.planning_period_s)
-            try:
-                await self.run_once()
-            except Exception:
-                _log.exception("planning round failed")
+        try:
+            while True:
+                await asyncio.sleep(self._config.planning_period_s)
+                try:
+                    await self.run_once()
+                except Exception:
+                    _log.exception("planning round failed")
+        finally:
+            for task in self._issuing:
+                task.cancel()
 
     async def run_once(self) -> None:
+        """Plans a round, and begins to order its moves: a source that is gone delays no round."""
         self._drop_silent()
-        view = self._keeper.view()
-        self._metrics.observe(view.instances)
+        self._metrics.observe(self._keeper.instances())
         term = self._term()
         if not self._config.pooling or term is None or self._keeper.whole_in_s > 0:
             return
-        async with asyncio.TaskGroup() as group:
-            for order in self._plan(view, term):
-                group.create_task(self._issue(order))
+        for order in await self._plan(term):
+            task = asyncio.create_task(self._issue(order))
+            self._issuing.add(task)
+            task.add_done_callback(self._on_issued)
+
+    async def settle(self) -> None:
+        """Until every move that was ordered is answered."""
+        while self._issuing:
+            await asyncio.wait(self._issuing)
 
     def _drop_silent(self) -> None:
         """Silence tells of an instance only while we could hear it."""
         timeout_s, now_s = self._config.instance_timeout_s, self._keeper.clock()
         if now_s - self._last_round_s > self._config.planning_period_s + timeout_s:
-            self._keeper.doubt()
+            self._keeper.doubt("this process stood still")
         self._last_round_s = now_s
         self._keeper.expire(timeout_s)
 
-    def _plan(self, view: PlacementView, term: Term) -> list[MoveOrder]:
+    async def _plan(self, term: Term) -> list[MoveOrder]:
+        """On a thread of its own: of many instances it takes longer than heartbeats may wait."""
         start_s, now_s = perf_counter(), self._keeper.clock()
+        view = self._keeper.snapshot()
         self._under_way.refresh(partial(_held_blocks, view), now_s)
-        decisions = plan(view, self._rules, self._under_way.moves, self._under_way.resting)
+        decisions = await asyncio.to_thread(
+            plan, view, self._rules, self._under_way.moves, self._under_way.resting
+        )
         self._metrics.plan_s.observe(perf_counter() - start_s)
         for decision in decisions:
             self.decisions.note(decision, now_s)
@@ -122,6 +137,11 @@ class Planner:
         self.decisions.note_answer(order.move, answer)
         self._metrics.moves.labels(answer.outcome).inc()
         _log.info("move %s", answer.outcome, extra={**asdict(order.move), "reason": answer.reason})
+
+    def _on_issued(self, task: asyncio.Task[None]) -> None:
+        self._issuing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("order failed", exc_info=task.exception())
 
     async def _ask_source(self, order: MoveOrder) -> Answer:
         try:

@@ -16,10 +16,11 @@ from typing import cast
 from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.exceptions import WatchError
 
 from protos.infinite_llm.v1 import types_pb2
 from services.common.errors import InvalidRequest
-from services.common.ids import InstId
+from services.common.ids import InstId, Term
 from services.gmanager import convert
 from services.gmanager.cluster import Cluster, Instance, PlacementEntry
 from services.gmanager.placement_map import Delta, PlacementMap
@@ -27,8 +28,9 @@ from services.gmanager.redis_connection import REDIS_DEADLINE_S, REDIS_ERRORS, R
 
 INSTANCES_KEY = "infinite_llm:instances"
 PLACEMENTS_KEY = "infinite_llm:placements"
-#: Names the process whose copy Redis holds. Another name, or none after a restart of Redis with
-#: empty hands, means that deltas would land on somebody else's map.
+#: Names the process whose copy Redis holds, behind its term. Another name, or none after a restart
+#: of Redis with empty hands, means that deltas would land on somebody else's map; a higher term,
+#: that the map here is no longer the cluster's, whatever this process believes.
 WRITER_KEY = "infinite_llm:writer"
 
 #: Changes wait so long for company, and an outage so long for the next try.
@@ -47,13 +49,14 @@ class Store:
         redis: Redis,
         placement_map: PlacementMap,
         state: RedisState,
-        is_leader: Callable[[], bool],
+        term: Callable[[], Term],
     ) -> None:
+        """`term`: in which this process leads; 0 while it does not."""
         self._redis = redis
         self._map = placement_map
         self._state = state
-        self._is_leader = is_leader
-        self._writer = token_hex(8)
+        self._term = term
+        self._name = token_hex(8)
         self._wake = asyncio.Event()
         self._instances: set[InstId] = set()
         #: Whose rows are to be written: all of an instance make one record.
@@ -96,17 +99,14 @@ class Store:
 
     async def flush(self) -> None:
         """Writes what is due; what fails or is cut off leaves the whole map due."""
-        if not self._is_leader():
+        term = self._term()
+        if not term:
             return
         self._wake.clear()
         is_written = False
         try:
             async with asyncio.timeout(2 * REDIS_DEADLINE_S):
-                # Asked first in any case: it is the cheapest way to learn that Redis is away.
-                if await self._redis.get(WRITER_KEY) != self._writer.encode():
-                    self._forget_deltas()
-                await self._write()
-            is_written = True
+                is_written = await self._write(term)
             self._state.worked()
         except REDIS_ERRORS as error:
             self._state.failed(error)
@@ -124,27 +124,50 @@ class Store:
         # Bytes, since the client was not told to decode.
         return cast(list[bytes], await self._redis.hvals(key))
 
-    async def _write(self) -> None:
+    async def _write(self, term: Term) -> bool:
+        """False where another process has led since, even between the look and the writing."""
+        me = f"{term}:{self._name}".encode()
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            await pipeline.watch(WRITER_KEY)
+            # The cheapest way to learn that Redis is away, too.
+            writer = cast(bytes | None, await pipeline.get(WRITER_KEY)) or b""
+            if _term_of(writer) > term:
+                return False
+            if writer != me:
+                self._forget_deltas()
+            pipeline.multi()
+            self._queue(pipeline, me)
+            try:
+                await pipeline.execute()
+            except WatchError:
+                return False
+        return True
+
+    def _queue(self, pipeline: Pipeline, me: bytes) -> None:
         # What changes during the write is recorded anew, and due at the next one.
         is_snapshot, self._needs_snapshot = self._needs_snapshot, False
         instances, self._instances = self._instances, set()
         holders, self._holders = self._holders, set()
-        async with self._redis.pipeline(transaction=True) as pipeline:
-            if is_snapshot:
-                instances = {instance.inst_id for instance in self._map.instances()}
-                holders = instances
-                pipeline.delete(INSTANCES_KEY, PLACEMENTS_KEY)
-                pipeline.set(WRITER_KEY, self._writer)
-            views = ((str(i), _instance_record(self._map.instance(i))) for i in instances)
-            _put(pipeline, INSTANCES_KEY, dict(views))
-            rows = ((str(i), _rows_record(i, self._map.rows_of(i))) for i in holders)
-            _put(pipeline, PLACEMENTS_KEY, dict(rows))
-            await pipeline.execute()
+        if is_snapshot:
+            instances = {instance.inst_id for instance in self._map.instances()}
+            holders = instances
+            pipeline.delete(INSTANCES_KEY, PLACEMENTS_KEY)
+            pipeline.set(WRITER_KEY, me)
+        views = ((str(i), _instance_record(self._map.instance(i))) for i in instances)
+        _put(pipeline, INSTANCES_KEY, dict(views))
+        rows = ((str(i), _rows_record(i, self._map.rows_of(i))) for i in holders)
+        _put(pipeline, PLACEMENTS_KEY, dict(rows))
 
     def _forget_deltas(self) -> None:
         self._needs_snapshot = True
         self._instances.clear()
         self._holders.clear()
+
+
+def _term_of(writer: bytes) -> int:
+    """0 where the name is no writer's."""
+    term, _, _ = writer.partition(b":")
+    return int(term) if term.isdigit() else 0
 
 
 def _put(pipeline: Pipeline, key: str, records: dict[str, bytes | None]) -> None:

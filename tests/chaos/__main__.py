@@ -1,9 +1,13 @@
 """`python -m tests.chaos [--minutes 5] [--seed N]`: last line one JSON object."""
 
 import argparse
+import shutil
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
+from services.local.cluster import LocalCluster
 from tests.chaos.network import network_of
 from tests.chaos.run import Chaos, ChaosTally
 from tests.chaos.schedule import draw_schedule
@@ -26,7 +30,23 @@ async def chaos(args: argparse.Namespace) -> ChaosTally:
         network_of(NUM_INSTANCES) as network,
         running_cluster(spec, network.place) as cluster,
     ):
-        return await Chaos(cluster, network, args.seed).run(schedule, duration_s)
+        run = Chaos(cluster, network, args.seed)
+        has_ended = False
+        try:
+            tally = await run.run(schedule, duration_s)
+            has_ended = True
+            return tally
+        finally:
+            if run.tally.has_failed or not has_ended:
+                keep_logs(cluster)
+
+
+def keep_logs(cluster: LocalCluster) -> None:
+    """The processes' own words go with the cluster's folder otherwise."""
+    folder = Path(tempfile.mkdtemp(prefix="infinite-llm-chaos-"))
+    for process in cluster.processes.values():
+        shutil.copy(process.log_path, folder)
+    print(f"the logs of its processes are in {folder}")
 
 
 def main() -> int:

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from protos.infinite_llm.v1.types_pb2 import InstanceRows
+from services.common.ids import Term
 from services.gmanager.cluster import Cluster, InstanceLoad
 from services.gmanager.metrics import GManagerMetrics
 from services.gmanager.placement_map import PlacementMap
@@ -22,6 +24,7 @@ from services.gmanager.redis_connection import REDIS_DEADLINE_S, RedisState, con
 from services.gmanager.store import (
     INSTANCES_KEY,
     PLACEMENTS_KEY,
+    WRITER_KEY,
     Store,
 )
 from tests.integration.proxy import certify, relaying, server_context, to_socket
@@ -29,6 +32,8 @@ from tests.integration.redis_server import RedisServer, eventually, running_redi
 from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
 
 pytestmark = pytest.mark.integration
+
+TERM = Term(5)
 
 
 @pytest.fixture
@@ -45,14 +50,14 @@ class Keeping:
     placement_map: PlacementMap = field(default_factory=PlacementMap)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     sequence_number: int = 0
-    is_leader: bool = True
+    term: Term = TERM
     redis: Redis | None = None
 
     def __post_init__(self) -> None:
         self.redis = self.redis or connect(self.url)
         up = GManagerMetrics(self.registry).redis_up.labels("map")
         state = RedisState(up, "the map is kept in memory alone")
-        self.store = Store(self.redis, self.placement_map, state, lambda: self.is_leader)
+        self.store = Store(self.redis, self.placement_map, state, lambda: self.term)
         self.store.record(self.placement_map.register(make_info(1), 0.0))
         self.report(7, 3)
 
@@ -89,7 +94,7 @@ def essence(placement_map: PlacementMap) -> object:
 
 async def loaded(redis: Redis) -> Cluster:
     up = GManagerMetrics(CollectorRegistry()).redis_up.labels("map")
-    store = Store(redis, PlacementMap(), RedisState(up, ""), lambda: True)
+    store = Store(redis, PlacementMap(), RedisState(up, ""), lambda: TERM)
     try:
         return await store.load(now_s=0.0)
     finally:
@@ -291,14 +296,45 @@ async def test_who_does_not_lead_writes_nothing(
 ) -> None:
     with redis_server.client() as client:
         client.flushall()
-    keeping.is_leader = False
+    keeping.term = Term(0)
     keeping.report(8, 1)
     await keeping.store.flush()
     await keeping.store.write_rest()
     assert redis_server.num_records() == (0, 0)
-    keeping.is_leader = True
+    keeping.term = TERM
     await keeping.store.write_rest()
     assert await keeping.is_copied()
+
+
+async def test_a_deposed_leader_leaves_its_successors_copy_alone(
+    keeping: Keeping, redis_server: RedisServer
+) -> None:
+    """Frozen after it looked whether it leads, whether or not it had asked Redis who writes."""
+    successor = Keeping(redis_server.url, term=Term(6))
+    successor.report(9, 4)
+    await successor.store.flush()
+    keeping.report(8, 1)
+    await keeping.store.flush()
+    assert await successor.is_copied()
+    await successor.close()
+
+
+async def test_who_is_deposed_between_looking_and_writing_writes_nothing(
+    keeping: Keeping, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = keeping.store._queue
+
+    def queue_late(pipeline: Pipeline, me: bytes) -> None:
+        with redis_server.client() as client:
+            client.set(WRITER_KEY, "6:successor")
+        queue(pipeline, me)
+
+    monkeypatch.setattr(keeping.store, "_queue", queue_late)
+    before = await loaded(connect(redis_server.url))
+    keeping.report(8, 1)
+    await keeping.store.flush()
+    assert await loaded(connect(redis_server.url)) == before
+    assert keeping.is_redis_up()
 
 
 async def test_keys_of_another_kind_are_replaced(

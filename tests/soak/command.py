@@ -17,6 +17,10 @@ class Tally:
 
     seed: int
 
+    @property
+    def has_failed(self) -> bool:
+        return any(getattr(self, name) for name in MUST_BE_ZERO)
+
 
 def random_run(
     parser: argparse.ArgumentParser,
@@ -28,6 +32,6 @@ def random_run(
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     args = parser.parse_args()
     print(f"seed {args.seed}")
-    tally = asdict(asyncio.run(run(args)))
-    print(json.dumps(tally))
-    return 1 if any(tally[name] for name in MUST_BE_ZERO) else 0
+    tally = asyncio.run(run(args))
+    print(json.dumps(asdict(tally)))
+    return 1 if tally.has_failed else 0

@@ -90,4 +90,4 @@ def make_heartbeat(
 def view_of(cluster: Cluster) -> PlacementView:
     placement_map = PlacementMap()
     placement_map.restore(cluster, now_s=0.0)
-    return placement_map.view()
+    return placement_map.snapshot()

@@ -125,6 +125,18 @@ async def test_without_redis_somebody_answers_whom_workers_can_report_to(bench: 
     assert bench.election.planning_term is None
 
 
+async def test_a_stand_in_that_comes_to_lead_waits_for_who_reported_to_another(
+    bench: Bench,
+) -> None:
+    await bench.step(None)
+    bench.keeper.register(make_info(2))
+    await bench.step(None, after_s=3.0)
+    assert bench.keeper.whole_in_s == 0
+    await bench.step(MINE, after_s=1.0)
+    assert bench.map_size == (1, 0)
+    assert bench.keeper.whole_in_s == 1.0
+
+
 async def test_a_stand_in_to_whom_nobody_reported_begins_from_redis(bench: Bench) -> None:
     await bench.step(None)
     assert bench.map_size == (0, 0)

@@ -142,7 +142,7 @@ def test_a_map_that_begins_anew_lends_nothing_of_the_old_one() -> None:
     placement_map = registered(1, 2)
     placement_map.apply_heartbeat(make_heartbeat(2, 1, make_row(7, 2, 4, owner=1), full=True), 0.0)
     placement_map.restore(Cluster(), 1.0)
-    assert not placement_map.view().lent
+    assert not placement_map.snapshot().lent
 
 
 def test_restoring_leaves_out_rows_without_an_instance() -> None:

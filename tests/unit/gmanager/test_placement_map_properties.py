@@ -130,8 +130,8 @@ class MapMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_lent_is_known_without_looking_through_all_rows(self) -> None:
-        rows = [row for rows in self.map.view().rows.values() for row in rows.values()]
-        assert sorted(self.map.view().lent, key=lambda row: row.key) == sorted(
+        rows = [row for rows in self.map.snapshot().rows.values() for row in rows.values()]
+        assert sorted(self.map.snapshot().lent, key=lambda row: row.key) == sorted(
             (row for row in rows if not row.local), key=lambda row: row.key
         )
 

@@ -151,6 +151,15 @@ def test_a_link_that_was_measured_costs_what_was_measured() -> None:
     assert decision.changes[0].after.link_s == pytest.approx(30 * (5e-5 + 2e-6))
 
 
+@pytest.mark.parametrize(("own", "measured"), [(0.0, 5e8), (5e8, 0.0)])
+def test_a_rate_that_is_unknown_makes_no_link_free(own: float, measured: float) -> None:
+    links = {InstId(2): LinkTerms(5e-5, measured)}
+    perf = replace(LINKED, link_bytes_per_s=own, links=links)
+    instances = [make_instance(1, HELD_DOWN, perf=perf), make_instance(2)]
+    (decision,) = decide(instances, [make_row(7, 1, 80)])
+    assert decision.changes[0].after.link_s == pytest.approx(30 * (5e-5 + 2e-6))
+
+
 def test_an_existing_loan_is_paid_for_already() -> None:
     instances = [make_instance(1, HELD_DOWN, perf=LINKED), make_instance(2)]
     rows = [make_row(7, 1, 80), make_row(7, 2, 5, owner=1), make_row(8, 2, 5, owner=1)]
