@@ -79,6 +79,11 @@ class Overloaded(ServerError):
     openai_type = "rate_limit_error"
     is_retryable = True
 
+    def __init__(self, message: str, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        """`retry_after_s`: not told to other processes, which know how long their own queue is."""
+        super().__init__(message, param)
+        self.retry_after_s = retry_after_s
+
 
 class Unavailable(ServerError):
     http_status = 503

@@ -12,6 +12,9 @@ from services.router.routing import Dispatched, Instance, headroom
 #: request that ends there should find the next one beside it.
 MAX_BACKLOG = 4
 
+#: An instance that has been away for longer does not come back by itself.
+RESTART_S = 120.0
+
 
 def max_request_tokens(instances: Sequence[Instance]) -> int:
     """Returns the longest sequence (prompt and output) that the instances can hold together.
@@ -22,6 +25,19 @@ def max_request_tokens(instances: Sequence[Instance]) -> int:
         return 0
     context = max(instance.max_model_len for instance in instances)
     return min(context, pooled_tokens((i.num_blocks, i.block_size) for i in instances))
+
+
+class UsualCapacity:
+    """The most that one request could use lately: who is started anew will soon be back."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._seen_s = 0.0
+
+    def note(self, num_tokens: int, now_s: float) -> None:
+        """What it is now."""
+        if num_tokens >= self.num_tokens or now_s - self._seen_s > RESTART_S:
+            self.num_tokens, self._seen_s = num_tokens, now_s
 
 
 class Room:

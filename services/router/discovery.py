@@ -11,6 +11,7 @@ from protos.infinite_llm.v1 import gmanager_pb2, types_pb2
 from services.common.gmanagers import GManagers
 from services.common.ids import Incarnation, InstId
 from services.common.rpc import error_from_rpc
+from services.router.capacity import UsualCapacity, max_request_tokens
 from services.router.routing import Instance, serving
 
 PERIOD_S = 0.25
@@ -35,6 +36,7 @@ class Discovery:
         self._clock = clock
         self._away = False
         self._refreshed = asyncio.Event()
+        self._usual_capacity = UsualCapacity()
         self.instances: tuple[Instance, ...] = ()
         """All instances of the last view, serving or not."""
 
@@ -42,6 +44,11 @@ class Discovery:
     def serving(self) -> list[Instance]:
         """The instances that may be given a request."""
         return serving(self.instances, self._model)
+
+    @property
+    def usual_capacity(self) -> int:
+        """Tokens that one request could use when all instances of late were there."""
+        return self._usual_capacity.num_tokens
 
     async def run(self, after_refresh: Callable[[], Awaitable[None]]) -> None:
         """Polls until cancelled."""
@@ -68,6 +75,7 @@ class Discovery:
         self._away = False
         now_s = self._clock()
         self.instances = tuple(_instance(entry, now_s, self.is_pooling) for entry in view.instances)
+        self._usual_capacity.note(max_request_tokens(self.serving), now_s)
         self._refreshed.set()
         self._refreshed = asyncio.Event()
 

@@ -73,7 +73,10 @@ class Generation:
         capacity = max_request_tokens(instances)
         jobs = []
         for prompt in request.prompts:
-            token_ids = await self.model.tokens_of(prompt, capacity)
+            usual_capacity = max(capacity, self._discovery.usual_capacity)
+            token_ids = await self.model.tokens_of(prompt, usual_capacity)
+            if capacity < len(token_ids) + max(1, request.max_tokens or 1) <= usual_capacity:
+                raise Unavailable("an instance without which the request does not fit is away")
             max_tokens = _max_tokens(request, len(token_ids), capacity)
             job = _job(request, token_ids, max_tokens)
             jobs.append(replace(job, arrived_at_s=arrived_at_s))

@@ -19,8 +19,10 @@ from services.common.ids import Incarnation, InstId
 from services.router.routing import Instance
 from services.router.token_job import TokenChunk, TokenJob
 
-#: A defect that follows a request from instance to instance must not take all of them down.
+#: A defect that follows a request from instance to instance must not take all of them down; but who
+#: streams for hours may well see as many restarts.
 MAX_ATTEMPTS = 6
+ATTEMPTS_WITHIN_S = 600.0
 #: An instance that failed a sequence is not asked again for at least this long.
 EXCLUDED_S = 2.0
 #: A refusal that took longer came out of a queue: the client has waited enough.
@@ -42,7 +44,8 @@ class Recovery:
         self._job = job
         self._timeout_s = timeout_s
         self._started_s = now_s
-        self._num_attempts = 0
+        self._attempts_s: list[float] = []
+        """When they failed, as far as they count."""
         self._num_tokens_at_loss = -1
         self._has_begun = False
         self._token_ids: list[int] = []
@@ -92,7 +95,8 @@ class Recovery:
         if is_full and self._has_begun and not is_new_loss:
             # Turned away, it can have harmed nobody.
             return now_s < self.wait_until_s
-        self._num_attempts += 1
+        recent = [at_s for at_s in self._attempts_s if now_s - at_s < ATTEMPTS_WITHIN_S]
+        self._attempts_s = [*recent, now_s]
         self._num_tokens_at_loss = self.num_tokens
         if not (is_refused or is_lost or is_full):
             self._error = error
@@ -106,7 +110,7 @@ class Recovery:
             return False
         # Whoever has nothing yet and finds all instances full asks again later.
         self.wait_until_s = now_s if is_full and not self._has_begun else now_s + self._timeout_s
-        return self._num_attempts < MAX_ATTEMPTS
+        return len(self._attempts_s) < MAX_ATTEMPTS
 
     def excluded(self, instances: Iterable[Instance], now_s: float) -> set[InstId]:
         """Those that failed the sequence and have not been heard of since.

@@ -45,8 +45,9 @@ class Turns:
         self._called[place] = asyncio.Event()
         try:
             self.call_next()
-            late = Overloaded("no memory became free in time")
-            async with self._patience.limit(self._limits.timeout_s, late):
+            timeout_s = self._limits.timeout_s
+            late = Overloaded("no memory became free in time", retry_after_s=max(1.0, timeout_s))
+            async with self._patience.limit(timeout_s, late):
                 await self._called[place].wait()
         finally:
             self._line.leave(place)

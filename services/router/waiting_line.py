@@ -32,9 +32,14 @@ class WaitingLine:
         return len(self._places)
 
     def join(self, priority: int, num_tokens: int, now_s: float) -> Place:
-        """Overloaded when the line is as long as it may be."""
+        """Overloaded when the line is as long as it may be.
+
+        It may be worth coming back after as long as whoever waits for longest has waited.
+        """
         if len(self._places) >= self._max_length:
-            raise Overloaded(f"{len(self._places)} requests wait for memory already")
+            longest_s = max((now_s - place.since_s for place in self._places), default=0.0)
+            error = f"{len(self._places)} requests wait for memory already"
+            raise Overloaded(error, retry_after_s=max(1.0, longest_s))
         self._num_joined += 1
         place = Place(priority, self._num_joined, num_tokens, now_s)
         insort(self._places, place, key=lambda place: (place.priority, place.number))

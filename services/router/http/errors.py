@@ -1,17 +1,18 @@
 """Every error as an OpenAI body, whoever raised it. Installed by the app."""
 
 import logging
+import math
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from services.common.errors import ClientError, InfiniteLLMError, InternalError
+from services.common.errors import ClientError, InfiniteLLMError, InternalError, Overloaded
 from services.router.http.disconnect import ClientDisconnected
 
-#: Seconds; an instance that was busy or starting is usually there again.
-RETRY_AFTER_S = 1
+#: An instance that was starting is usually there again.
+RETRY_AFTER_S = 1.0
 
 #: nginx's word for a client that left; only our own metrics see it.
 STATUS_CLIENT_CLOSED = 499
@@ -51,7 +52,8 @@ def error_body(error: InfiniteLLMError) -> dict[str, Any]:
 
 
 def error_response(error: InfiniteLLMError) -> JSONResponse:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.is_retryable else None
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S
+    headers = {"Retry-After": str(math.ceil(retry_after_s))} if error.is_retryable else None
     return JSONResponse(error_body(error), error.http_status, headers)
 
 

@@ -1,5 +1,6 @@
 """Bad input gets an OpenAI error body at once, by table, and the next request works."""
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -248,6 +249,25 @@ async def test_beyond_the_clusters_capacity() -> None:
         answer = await http.post("/v1/chat/completions", json=long_chat)
         assert answer.json()["error"]["param"] == "messages"
     assert [w.requests[-1].max_tokens for w in workers if w.requests] == [12]
+
+
+async def test_who_needs_an_instance_that_is_away_may_come_again() -> None:
+    workers = [FakeWorker(1, say("ok"), num_blocks=4), FakeWorker(2, say("ok"), num_blocks=4)]
+    async with (
+        running(workers) as cluster,
+        httpx.AsyncClient(base_url=cluster.url) as http,
+    ):
+        cluster.gmanager.workers = workers[:1]
+        capacity, statuses = 112, []
+        async with asyncio.timeout(10):
+            while 503 not in statuses:  # until the next view
+                body = {"model": MODEL, "prompt": list(range(100)), "max_tokens": 12}
+                statuses.append((await http.post("/v1/completions", json=body)).status_code)
+        assert set(statuses) <= {200, 503}
+        for num_tokens, status in [(30, 200), (capacity - 1, 503), (capacity, 400)]:
+            body = {"model": MODEL, "prompt": list(range(num_tokens))}
+            answer = await http.post("/v1/completions", json=body)
+            assert answer.status_code == status
 
 
 async def test_without_pooling_a_request_must_fit_on_one_instance() -> None:

@@ -17,6 +17,7 @@ from services.common.errors import (
 from services.common.ids import Incarnation, InstId
 from services.common.sampling import SamplingParams
 from services.router.recovery import (
+    ATTEMPTS_WITHIN_S,
     EXCLUDED_S,
     MAX_ATTEMPTS,
     RETRY_REFUSED_WITHIN_S,
@@ -96,6 +97,13 @@ def test_attempts_are_bounded() -> None:
     lost = recovery(num_tokens=1)
     tries = [lost.fail(instance(n), Unavailable("x"), 101.0 + n) for n in range(MAX_ATTEMPTS)]
     assert tries == [True] * (MAX_ATTEMPTS - 1) + [False]
+
+
+def test_restarts_of_long_ago_do_not_end_a_very_long_stream() -> None:
+    lost = recovery(num_tokens=1)
+    for number in range(3 * MAX_ATTEMPTS):
+        lost.receive(chunk(number))
+        assert lost.fail(instance(1), Unavailable("x"), 101.0 + number * ATTEMPTS_WITHIN_S / 4)
 
 
 def test_a_begun_stream_knocks_at_full_queues_until_its_time_is_over() -> None:

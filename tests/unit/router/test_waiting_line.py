@@ -32,6 +32,17 @@ def line_of(*num_tokens: int) -> tuple[WaitingLine, list[Place]]:
     return line, [line.join(0, number, now_s=0.0) for number in num_tokens]
 
 
+def test_a_full_line_says_when_it_may_be_worth_coming_back() -> None:
+    """After as long as whoever waits for longest has waited."""
+    line = WaitingLine(max_length=2, patience_s=PATIENCE_S)
+    line.join(1, 16, now_s=10.0)
+    line.join(0, 16, now_s=20.0)
+    for now_s, retry_after_s in [(10.5, 1.0), (34.0, 24.0)]:
+        with pytest.raises(Overloaded) as refused:
+            line.join(0, 16, now_s)
+        assert refused.value.retry_after_s == retry_after_s
+
+
 def test_the_room_is_what_one_instance_has_and_what_others_lend() -> None:
     assert room_of(busy(1, 3), busy(2, 5)).take(16 * 7)  # one block is kept
     assert not room_of(busy(1, 3), busy(2, 5)).take(16 * 7 + 1)
