@@ -134,11 +134,7 @@ class Engine:
     ) -> "Future[int]":
         """A creditor no longer holds what it lent: recompute what depended on it."""
 
-        def lose(scheduler: Scheduler) -> int:
-            self._channels.drop(inst_id)
-            return scheduler.placement.lose_parts(inst_id, move_ids)
-
-        return self.call(lose)
+        return self.call(lambda s: s.placement.lose_parts(inst_id, move_ids))
 
     # -- the loop ---------------------------------------------------------------------------------
 

@@ -49,6 +49,11 @@ class Placement:
         longest = max(running, key=lambda seq: len(seq.movable_blocks), default=None)
         return longest if longest is not None and longest.movable_blocks else None
 
+    def num_movable(self, req_id: ReqId) -> int:
+        """Blocks of a sequence that could move now."""
+        sequence = self._roster.find(req_id)
+        return 0 if sequence is None else len(sequence.movable_blocks)
+
     def begin_move(
         self, req_id: ReqId, num_blocks: int, claimant: Rank | None = None
     ) -> MoveOrder | None:

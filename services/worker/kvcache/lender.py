@@ -42,6 +42,11 @@ class Lender:
         with self._lock:
             return self._ledger.oldest_borrower()
 
+    @property
+    def owners(self) -> set[Owner]:
+        with self._lock:
+            return self._ledger.owners
+
     def recall(self, num_blocks: int, claimant: Rank | None = None) -> list[Grant]:
         with self._lock:
             return self._ledger.recall(num_blocks, self._clock(), claimant)

@@ -106,6 +106,11 @@ class LendingLedger:
     def num_lent_blocks(self) -> int:
         return sum(len(grant.block_ids) for grant in self._grants.values())
 
+    @property
+    def owners(self) -> set[Owner]:
+        """Who has something here."""
+        return {grant.owner for grant in self._grants.values()}
+
     def blocks_by_request(self) -> dict[tuple[ReqId, InstId], int]:
         """Blocks held per (request, owner): this creditor's rows of the placement map."""
         rows: dict[tuple[ReqId, InstId], int] = {}
@@ -207,12 +212,9 @@ class LendingLedger:
         return Sacrifice(max(0, num_recalled), num_free + max(0, num_missing - num_recalled))
 
     def num_recallable_blocks(self, now_s: float, claimant: Rank | None = None) -> int:
-        """With a claimant: only of those who are younger."""
-        return sum(
-            len(grant.block_ids)
-            for grant in self._held(now_s)
-            if claimant is None or claimant < grant.rank
-        )
+        """With a claimant: only of those who are younger. What is still being filled included."""
+        held = (g for g in self._held(now_s) if claimant is None or claimant < g.rank)
+        return sum(len(grant.block_ids) for grant in (*held, *self._unfilled(claimant)))
 
     def oldest_borrower(self) -> Rank | None:
         live = (grant for grant in self._grants.values() if grant.state is not GrantState.ENDED)
@@ -222,11 +224,16 @@ class LendingLedger:
         """Which grants to ask back, the youngest requests' first, until they have `num_blocks`.
 
         They stay readable until their owners release them; who asks again is told the same ones.
-        What is still being filled is not the owner's to give back yet. Without a claimant the
-        instance itself is going to end.
+        What younger requests are still filling ends at once, since its owners have all of it.
+        Without a claimant the instance itself is going to end.
         """
         self._lend_not_before_s = now_s + self._hold_off_s
         self._held_off_for = claimant
+        for grant in self._unfilled(claimant):
+            if num_blocks <= 0:
+                break
+            self._end(grant)
+            num_blocks -= len(grant.block_ids)
         chosen = []
         newest_first = self._held(now_s)[::-1]
         for grant in sorted(newest_first, key=_rank, reverse=True):
@@ -238,17 +245,13 @@ class LendingLedger:
 
     def end_unfilled(self) -> None:
         """No more is to come: what is still being filled ends, since its owners have all of it."""
-        for grant in list(self._grants.values()):
-            if grant.state is GrantState.RESERVED:
-                self._end(grant)
+        for grant in self._unfilled(None):
+            self._end(grant)
 
     def expire(self, now_s: float) -> list[Grant]:
         """End every grant whose lease is over."""
-        overdue = [
-            grant
-            for grant in self._grants.values()
-            if grant.state is not GrantState.ENDED and grant.expires_s <= now_s
-        ]
+        unended = (g for g in self._grants.values() if g.state is not GrantState.ENDED)
+        overdue = [grant for grant in unended if not grant.is_live(now_s)]
         for grant in overdue:
             self._end(grant)
         return overdue
@@ -260,6 +263,12 @@ class LendingLedger:
             for grant in self._grants.values()
             if grant.state is GrantState.HELD and grant.is_live(now_s)
         ]
+
+    def _unfilled(self, claimant: Rank | None) -> list[Grant]:
+        """The youngest first; with a claimant only of those who are younger."""
+        unfilled = (g for g in self._grants.values() if g.state is GrantState.RESERVED)
+        younger = (g for g in unfilled if claimant is None or claimant < g.rank)
+        return sorted(younger, key=_rank, reverse=True)
 
     def _live(self, move_id: MoveId, now_s: float) -> Grant:
         grant = self._grants.get(move_id)

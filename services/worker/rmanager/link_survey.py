@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.common.errors import PartLost
 from services.worker.distattention.debtor import Peer
@@ -35,13 +35,24 @@ class LinkSurvey:
     async def ask_next(self, now_s: float) -> None:
         """Whoever was not asked for longest, if that is long enough ago."""
         peers = self._peers.as_data_peers()
-        self._book.retain(peers)
-        self._asked_s = {peer: self._asked_s.get(peer, -math.inf) for peer in peers}
-        peer = min(peers, key=lambda peer: (self._asked_s[peer], peer.inst_id), default=None)
-        if peer is None or now_s - self._asked_s[peer] < _REPEAT_S:
+        self._forget(peers, now_s)
+        never = -math.inf
+        peer = min(peers, key=lambda p: (self._asked_s.get(p, never), p.inst_id), default=None)
+        if peer is None or now_s - self._asked_s.get(peer, never) < _REPEAT_S:
             return
         self._asked_s[peer] = now_s
         try:
             self._book.put(peer, await asyncio.to_thread(self._measure, peer))
         except PartLost as error:
             logger.debug("link not measured: %s", error)
+
+    def _forget(self, peers: Sequence[Peer], now_s: float) -> None:
+        """Who is gone. A large cluster's view lists other peers every time, so that not being in it
+        means little."""
+        current, listed = set(peers), {peer.inst_id for peer in peers}
+        self._asked_s = {
+            peer: asked_s
+            for peer, asked_s in self._asked_s.items()
+            if peer in current or (peer.inst_id not in listed and now_s - asked_s < _REPEAT_S)
+        }
+        self._book.retain(current | self._asked_s.keys())

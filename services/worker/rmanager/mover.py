@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from services.common.errors import PartLost
+from services.common.ids import ReqId
 from services.worker.distattention.debtor import Peer
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import MoveOrder
@@ -35,6 +36,14 @@ class Mover:
         self.moved_blocks = 0
         self.failed_moves = 0
         """Orders of which nothing was moved: refused, failed, or void."""
+
+    async def move_planned(self, req_id: ReqId, num_blocks: int, destination: PeerView) -> int:
+        """One after the other. Nothing is moving before its turn: what is urgent does not wait."""
+        async with self._one_planned:
+            order = await self._parts.engine.ask(
+                lambda s: s.placement.begin_move(req_id, num_blocks)
+            )
+            return 0 if order is None else await self.move(order, destination)
 
     async def move(self, order: MoveOrder, destination: PeerView | None = None) -> int:
         """Move what creditors take of the order, oldest first; returns the blocks committed.
@@ -62,8 +71,7 @@ class Mover:
 
     async def _move_all(self, order: MoveOrder, destination: PeerView | None) -> int:
         if destination is not None:
-            async with self._one_planned:
-                is_moved = await self._move_to(destination, order, order.block_ids, self._pace)
+            is_moved = await self._move_to(destination, order, order.block_ids, self._pace)
             return len(order.block_ids) if is_moved else 0
         moved, wanted = 0, len(order.block_ids)
         for creditor in await self._parts.reserver.find_creditors(order.req_id, wanted):

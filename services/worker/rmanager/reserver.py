@@ -1,5 +1,6 @@
 """Finds creditors with room and reserves blocks there. Used by the mover and the retriever."""
 
+import asyncio
 import logging
 
 import grpc
@@ -32,6 +33,8 @@ class Reserver:
         self._releaser = releaser
         self.shortest_lease_s = float("inf")
         """Of all that creditors granted: what is lent must be renewed before it ends."""
+        self.lease_is_shorter = asyncio.Event()
+        """Than it was when this was cleared last."""
 
     async def find_creditors(self, req_id: ReqId, num_blocks: int) -> list[PeerView]:
         """Urgent: ask the gManager now; when it is away, use the view that it gave last."""
@@ -77,7 +80,9 @@ class Reserver:
             return None
         self._peers.learn_free(creditor.inst_id, answer.free_blocks)
         if answer.granted:
-            self.shortest_lease_s = min(self.shortest_lease_s, answer.lease_s)
+            if answer.lease_s < self.shortest_lease_s:
+                self.shortest_lease_s = answer.lease_s
+                self.lease_is_shorter.set()
         else:
             logger.info("instance %d refused: %s", creditor.inst_id, answer.reason)
         return span if answer.granted else None

@@ -5,7 +5,9 @@ answers the RManager service and the scheduler's wishes; `kvcache` keeps the blo
 """
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +29,7 @@ from services.worker.rmanager.fence import Fence
 from services.worker.rmanager.heartbeat import Heartbeat, Holdings
 from services.worker.rmanager.link_survey import LinkSurvey
 from services.worker.rmanager.mover import Mover
-from services.worker.rmanager.peers import Peers, PeerView
+from services.worker.rmanager.peers import Peers
 from services.worker.rmanager.perf_report import PerfReport
 from services.worker.rmanager.ranks import rank_from_wire
 from services.worker.rmanager.releaser import Releaser
@@ -116,12 +118,16 @@ class RManager:
 
     # -- debtor side ------------------------------------------------------------------------------
 
-    def start_moves(self, orders: list[MoveOrder], destination: PeerView | None = None) -> None:
-        """Run orders of the scheduler or the plan in the background."""
+    def start_moves(self, orders: list[MoveOrder]) -> None:
+        """Run orders of the scheduler in the background."""
         for order in orders:
-            task = asyncio.create_task(self._parts.mover.move(order, destination))
-            self._tasks.add(task)
-            task.add_done_callback(self._on_move_done)
+            self._start(self._parts.mover.move(order))
+
+    def _start(self, moving: Coroutine[None, None, int]) -> asyncio.Task[int]:
+        task = asyncio.create_task(moving)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_move_done)
+        return task
 
     async def move_kvcache(
         self, request: worker_pb2.MoveKvCacheRequest
@@ -138,21 +144,19 @@ class RManager:
         if request.dst.inst_id == self._parts.me.inst_id:
             return answer(reason="source and destination are the same")
         # Owned by us, not by the call: an order that was begun must end even if the caller left.
-        beginning = asyncio.create_task(self._begin_planned(request))
-        self._tasks.add(beginning)
-        beginning.add_done_callback(self._on_move_done)
-        if not await asyncio.shield(beginning):
+        if not await asyncio.shield(self._start(self._begin_planned(request))):
             return answer(reason="the request has no block that can move")
         return answer(accepted=True)
 
     async def _begin_planned(self, request: worker_pb2.MoveKvCacheRequest) -> int:
-        """Start the move, and return how many blocks it is about."""
-        req_id, num_blocks = ReqId(request.req_id), request.num_blocks
-        order = await self._parts.engine.ask(lambda s: s.placement.begin_move(req_id, num_blocks))
-        if order is None:
-            return 0
-        self.start_moves([order], destination_view(request.dst))
-        return len(order.block_ids)
+        """Start the move, and return how many blocks it may be about."""
+        req_id = ReqId(request.req_id)
+        num_movable = await self._parts.engine.ask(lambda s: s.placement.num_movable(req_id))
+        num_blocks = min(num_movable, request.num_blocks)
+        if num_blocks > 0:
+            destination = destination_view(request.dst)
+            self._start(self._parts.mover.move_planned(req_id, num_blocks, destination))
+        return num_blocks
 
     async def recall_kvcache(
         self, request: worker_pb2.RecallKvCacheRequest
@@ -175,11 +179,17 @@ class RManager:
         return worker_pb2.RecallKvCacheResponse(accepted=True)
 
     async def _renew_loop(self) -> None:
+        reserver = self._parts.reserver
         while True:
-            lease_s = min(self._parts.lender.lease_s, self._parts.reserver.shortest_lease_s)
-            await asyncio.sleep(lease_s / 4)
+            lease_s = min(self._parts.lender.lease_s, reserver.shortest_lease_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(lease_s / 4):
+                    await reserver.lease_is_shorter.wait()
+            reserver.lease_is_shorter.clear()
             creditors = self._parts.engine.snapshot.creditors
             await asyncio.gather(*(self._renew(c, ids) for c, ids in creditors.items()))
+            owners = {(owner.inst_id, owner.incarnation) for owner in self._parts.lender.owners}
+            await self._parts.clients.prune(creditors.keys() | owners)
 
     async def _renew(self, creditor: Creditor, move_ids: frozenset[MoveId]) -> None:
         inst_id, incarnation = creditor

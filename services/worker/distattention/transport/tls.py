@@ -111,5 +111,7 @@ class TlsStream(SocketStream):
         except ssl.SSLCertVerificationError as error:
             text = f"the peer's certificate is not valid here: {error.verify_message}"
             raise NotTrusted(text) from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            raise ConnectionError("the peer hung up") from error
         except ssl.SSLError as error:
             raise NotTrusted(f"no mutual TLS with the peer: {error.reason or error}") from error

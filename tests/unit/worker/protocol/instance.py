@@ -72,6 +72,9 @@ class Clients:
     def known(self, inst_id: InstId, incarnation: Incarnation) -> Stub:
         return self._open(self._addresses[(inst_id, incarnation)])
 
+    async def prune(self, in_use: object) -> None:
+        """There is nothing to forget."""
+
     async def close(self) -> None:
         """There is nothing to close."""
 

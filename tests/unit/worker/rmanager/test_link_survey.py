@@ -45,6 +45,19 @@ async def test_a_peer_that_does_not_answer_keeps_nobody_waiting() -> None:
     assert [peer.inst_id for peer in here.book.terms()] == [10]
 
 
+async def test_who_leaves_the_view_for_a_moment_is_not_asked_again_and_stays_known() -> None:
+    """The view of a large cluster lists the emptiest, now these and now those."""
+    here, other = Surveyed(), replace(VIEW, inst_id=InstId(3))
+    for now_s, view in [(0.0, VIEW), (2.0, other), (4.0, VIEW), (6.0, other), (8.0, VIEW)]:
+        here.peers.update([view])
+        await here.survey.ask_next(now_s)
+    assert here.asked == [2, 3]
+    assert sorted(peer.inst_id for peer in here.book.terms()) == [2, 3]
+    here.peers.update([VIEW])
+    await here.survey.ask_next(125.0)
+    assert [peer.inst_id for peer in here.book.terms()] == [2]  # long gone
+
+
 async def test_a_new_incarnation_is_another_link() -> None:
     here = Surveyed()
     await here.survey.ask_next(0.0)

@@ -1,5 +1,6 @@
 """Planned moves go piece by piece between steps; where memory is short nothing waits."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from protos.infinite_llm.v1 import types_pb2, worker_pb2
 from services.common.ids import ReqId
+from services.worker.engine.scheduler import Scheduler
 from services.worker.rmanager.block_copy import BlockCopy
 from services.worker.rmanager.pace import Pace
 from tests.unit.worker.rmanager.rig import BLOCK, Instance, eventually
@@ -114,3 +116,19 @@ async def test_a_reservation_does_not_end_while_steps_are_waited_for(
         await eventually(lambda: source.mover.moved_blocks + source.mover.failed_moves > 0)
         assert sent == [(1, 3), (1, 2), (1, 1)]
         await source.on_engine(lambda s: s.abort(ReqId(1), 0.0))
+
+
+async def test_a_planned_move_that_waits_its_turn_holds_up_nothing_urgent(tmp_path: Path) -> None:
+    async with (
+        Instance(1, tmp_path, num_blocks=512, lease_s=5.0, pace=ONE_BLOCK) as source,
+        Instance(2, tmp_path, num_blocks=64, lease_s=5.0) as creditor,
+    ):
+        for req_id in (1, 2):
+            await source.submit(req_id, num_prompt=12, max_tokens=400)
+        await eventually(lambda: source.engine.snapshot.running_tokens >= 24)
+        async with source.mover._one_planned:  # as while another one copies at its pace
+            await order(source, creditor, 2)
+            assert not await source.on_engine(lambda s: s.placement.is_moving)
+        await eventually(lambda: source.mover.moved_blocks == 2)
+        for request in (ReqId(1), ReqId(2)):
+            await source.on_engine(partial(Scheduler.abort, req_id=request, now_s=0.0))
