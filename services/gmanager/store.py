@@ -135,7 +135,7 @@ class Store:
                 return False
             if writer != me:
                 self._forget_deltas()
-            pipeline.multi()
+            pipeline.multi()  # type: ignore[no-untyped-call]
             self._queue(pipeline, me)
             try:
                 await pipeline.execute()
