@@ -74,25 +74,22 @@ class Placement:
         False if the sequence is gone or gave its blocks up meanwhile; then the copy is void.
         """
         sequence = self._sequence_of(order)
-        if sequence is None:
-            return False
-        self._blocks.commit_move(sequence, span)
-        return True
+        return sequence is not None and self._blocks.commit_move(sequence, span)
 
     def end_move(self, order: MoveOrder, was_refused: bool, now_s: float) -> None:
         """The move is over, committed or not."""
         sequence = self._sequence_of(order)
         if sequence is None:
             return  # void: whatever came of it says nothing about creditors
-        sequence.moving_from = None
+        sequence.order = 0
         if was_refused:
             self._lend_not_before_s = now_s + self._config.lend_retry_s
             self._blocks.drop_idle_remote()
 
     def _sequence_of(self, order: MoveOrder) -> Sequence | None:
-        """None once the sequence is gone or has given up the blocks that the order names."""
+        """None once the order is over, or its sequence has given up the blocks that it names."""
         sequence = self._roster.find(order.req_id)
-        return sequence if sequence is not None and sequence.epoch == order.epoch else None
+        return sequence if sequence is not None and sequence.order == order.number else None
 
     # -- giving way to instances elsewhere --------------------------------------------------------
 

@@ -59,12 +59,12 @@ class Sequence:
     num_computed: int = 0
     holes: list[range] = field(default_factory=list)
     """Tokens below `num_computed` whose KV was lost with a creditor, in order."""
-    epoch: int = 0
-    """Which of all starts on this instance its blocks are from, 0 while it has none: a move begun
-    before they were given up does not commit after, nor to a later request of the same id."""
     is_running: bool = False
-    moving_from: int | None = None
-    """While a move is under way: the first block of it that is not committed yet."""
+    order: int = 0
+    """The number of the order that moves blocks of it; 0 while none does. Whatever another order
+    brings is void: that one is over, or the blocks that it named were given up."""
+    moving: range = range(0)
+    """Blocks of that order that are not committed yet."""
     waiting_since_s: float = 0.0
     """When it last joined the queue or, while running, was not held up for want of memory."""
     num_stalls: int = 0
@@ -124,7 +124,7 @@ class Sequence:
 
     @property
     def is_moving(self) -> bool:
-        return self.moving_from is not None
+        return self.order > 0
 
     @property
     def movable_blocks(self) -> range:
@@ -218,7 +218,7 @@ class MoveOrder:
     """Full local blocks of one sequence, oldest first, that should move to creditors."""
 
     rank: Rank
-    epoch: int
+    number: int
     block_ids: tuple[int, ...]
     claimant: Rank | None = None
     """Who cannot go on without this, so that younger requests elsewhere give way to it."""

@@ -34,7 +34,7 @@ class SequenceBlocks:
         self._is_caching = is_caching
         self._remote = RemotePrefixes(keep_remote_s if is_caching else 0.0)
         self._released: list[RemoteSpan] = []
-        self._num_started = 0
+        self._num_orders = 0
 
     @property
     def remote_spans(self) -> list[RemoteSpan]:
@@ -60,8 +60,6 @@ class SequenceBlocks:
 
     def start(self, sequence: Sequence) -> None:
         """Hold whatever of the sequence's beginning is computed already, here or on creditors."""
-        self._num_started += 1
-        sequence.epoch = self._num_started
         spans, hashes = self._known_prefix(sequence)
         self._remote.hold(spans)
         sequence.table.attach(spans)
@@ -130,8 +128,7 @@ class SequenceBlocks:
         if not keep_remote:
             self.drop_idle_remote()
         sequence.num_computed, sequence.holes = 0, []
-        sequence.epoch = 0
-        sequence.moving_from = None
+        sequence.order = 0
 
     # -- lending ----------------------------------------------------------------------------------
 
@@ -144,20 +141,23 @@ class SequenceBlocks:
         """
         if self._adopt(sequence):
             return None
-        moving = sequence.movable_blocks[:num_blocks]
-        sequence.moving_from = moving.start
-        block_ids = tuple(sequence.table.block_id(index) for index in moving)
-        return MoveOrder(sequence.rank, sequence.epoch, block_ids, claimant)
+        self._num_orders += 1
+        sequence.moving = sequence.movable_blocks[:num_blocks]
+        sequence.order = self._num_orders
+        block_ids = tuple(sequence.table.block_id(index) for index in sequence.moving)
+        return MoveOrder(sequence.rank, sequence.order, block_ids, claimant)
 
-    def commit_move(self, sequence: Sequence, span: RemoteSpan) -> None:
-        """The creditor's copy of the oldest moving blocks becomes the truth."""
-        if sequence.moving_from is None:
-            raise ValueError(f"no block of request {sequence.req_id} is moving")
-        first = sequence.moving_from
-        sequence.moving_from = first + span.num_blocks
-        sequence.hash_full_blocks(sequence.moving_from * sequence.table.block_size)
-        self._remote.add(span, sequence.hashes[first : sequence.moving_from])
-        self.pool.free(sequence.table.commit_move(first, span))
+    def commit_move(self, sequence: Sequence, span: RemoteSpan) -> bool:
+        """The creditor's copy of the oldest moving blocks becomes the truth; False if so many are
+        not moving."""
+        if span.num_blocks > len(sequence.moving):
+            return False
+        moved = sequence.moving[: span.num_blocks]
+        sequence.moving = sequence.moving[span.num_blocks :]
+        sequence.hash_full_blocks(moved.stop * sequence.table.block_size)
+        self._remote.add(span, sequence.hashes[moved.start : moved.stop])
+        self.pool.free(sequence.table.commit_move(moved.start, span))
+        return True
 
     # -- recalls ----------------------------------------------------------------------------------
 
