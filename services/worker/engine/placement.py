@@ -140,8 +140,8 @@ class Placement:
         """These blocks become the truth for all who used the span; False if nobody does now."""
         return self._blocks.take_back(self._roster.running, span, block_ids)
 
-    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> bool:
-        """Another creditor's copy becomes the truth for all who used the span."""
+    def lend_on(self, span: RemoteSpan, by: list[RemoteSpan]) -> bool:
+        """Other creditors' copies become the truth for all who used the span."""
         return self._blocks.lend_on(self._roster.running, span, by)
 
     # -- losses -----------------------------------------------------------------------------------

@@ -194,8 +194,10 @@ class SequenceBlocks:
         self._released.append(span)
         return True
 
-    def lend_on(self, sequences: Iterable[Sequence], span: RemoteSpan, by: RemoteSpan) -> bool:
-        """Another creditor's copy becomes the truth for all who used the span."""
+    def lend_on(
+        self, sequences: Iterable[Sequence], span: RemoteSpan, by: list[RemoteSpan]
+    ) -> bool:
+        """Other creditors' copies become the truth for all who used the span."""
         if not self.is_used(span):
             return False
         for sequence in sequences:

@@ -8,6 +8,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from services.common.ids import Incarnation, InstId, MoveId, ReqId
@@ -162,11 +163,15 @@ class BlockTable:
         del self.remote[index]
         self._replace(self._starts.pop(index), block_ids)
 
-    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> None:
-        """What the span held lies on another creditor now."""
-        if by.num_blocks != span.num_blocks:
-            raise ValueError(f"{by.num_blocks} blocks in place of {span.num_blocks}")
-        self.remote[self.remote.index(span)] = by
+    def lend_on(self, span: RemoteSpan, by: Sequence[RemoteSpan]) -> None:
+        """What the span held lies on other creditors now, in this order."""
+        ends = list(accumulate(part.num_blocks for part in by))
+        if ends[-1:] != [span.num_blocks]:
+            raise ValueError(f"{ends[-1:]} blocks in place of {span.num_blocks}")
+        index = self.remote.index(span)
+        first = self._starts[index]
+        self._starts[index : index + 1] = [first, *(first + end for end in ends[:-1])]
+        self.remote[index : index + 1] = by
 
     def lose(self, move_ids: Collection[MoveId]) -> list[range]:
         """Holes are where the spans of these moves were; returns the indices of their blocks."""

@@ -7,6 +7,7 @@ somebody else's memory. Owned by `engine.sequence_blocks`.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from services.common.ids import InstId, MoveId
 from services.worker.kvcache.block_hash import BlockHash
@@ -89,12 +90,15 @@ class RemotePrefixes:
         self._hide(kept)
         return kept.hashes
 
-    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> None:
-        """Another creditor holds the same for the same sequences."""
+    def lend_on(self, span: RemoteSpan, by: Sequence[RemoteSpan]) -> None:
+        """Other creditors hold the same for the same sequences."""
         kept = self._by_move.pop(span.move_id)
         self._hide(kept)
-        moved = self._by_move[by.move_id] = replace(kept, span=by)
-        self._by_first.setdefault(moved.first, moved)
+        hashes = iter(kept.hashes)
+        for part in by:
+            own = tuple(islice(hashes, part.num_blocks))
+            moved = self._by_move[part.move_id] = replace(kept, span=part, hashes=own)
+            self._by_first.setdefault(moved.first, moved)
 
     def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> list[RemoteSpan]:
         """What lay there (all, or these moves) is forgotten; whoever holds it has lost it."""

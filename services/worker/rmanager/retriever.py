@@ -1,4 +1,4 @@
-"""Brings back what a creditor asks for: to another creditor, else here, else by giving it up.
+"""Brings back what a creditor asks for: to other creditors, else here, else by giving it up.
 
 The owner's side of a recall. Until the commit between two steps the creditor's copy is the truth
 and steps go on reading it, so whatever fails before loses nothing: the creditor asks again.
@@ -6,20 +6,23 @@ and steps go on reading it, so whatever fails before loses nothing: the creditor
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 from services.common.errors import PartLost
-from services.common.ids import MoveId
+from services.common.ids import InstId, MoveId
 from services.worker.distattention.debtor import Peer
 from services.worker.engine.scheduler import Scheduler
 from services.worker.kvcache.block_table import RemoteSpan
 from services.worker.rank import Rank
-from services.worker.rmanager.peers import PeerView
 from services.worker.rmanager.transfer_parts import TransferParts
 
 logger = logging.getLogger(__name__)
+
+#: A creditor, and what it granted.
+_Target = tuple[Peer, RemoteSpan]
 
 
 class Retriever:
@@ -70,62 +73,71 @@ class Retriever:
         if not task.cancelled() and task.exception() is not None:
             logger.error("recall failed", exc_info=task.exception())
 
-    # -- to another creditor ----------------------------------------------------------------------
+    # -- to other creditors ------------------------------------------------------------------------
 
     async def _lend_on(self, source: Peer, span: RemoteSpan) -> bool:
-        """False where nobody else has room; needs no memory here."""
-        num_blocks, peers = span.num_blocks, self._parts.peers
-        for creditor in await self._parts.reserver.find_creditors(span.req_id, num_blocks):
-            if creditor.inst_id == source.inst_id or peers.lendable(creditor) < num_blocks:
-                continue
+        """False where others have no room for all of it together; needs no memory here."""
+        unfit = {source.inst_id}
+        while True:
             rank = await self._parts.engine.ask(lambda s: s.placement.rank_of(span))
             if rank is None:
                 return True
-            if await self._lend_on_to(creditor, source, span, rank):
-                self.lent_on_blocks += num_blocks
-                return True
-        return False
-
-    async def _lend_on_to(
-        self, creditor: PeerView, source: Peer, span: RemoteSpan, rank: Rank
-    ) -> bool:
-        target = await self._parts.reserver.reserve(creditor, rank, span.num_blocks)
-        if target is None:
-            return False
-        peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
-        is_committed = False
-        try:
-            await self._on_copy_thread(lambda: self._relay(source, span, peer, target))
-            is_committed = await self._commit_lent_on(peer, span, target)
-        except PartLost as error:
-            if error.inst_id == source.inst_id:
-                raise
-            logger.warning("cannot lend on, nothing is lost: %s", error)
-            self._parts.peers.forget(creditor.inst_id)
-        finally:
-            if not is_committed:
-                self._parts.release(target)
-        return is_committed
-
-    def _relay(self, source: Peer, span: RemoteSpan, peer: Peer, target: RemoteSpan) -> None:
-        """On the copy thread: block by block through memory that is nobody's."""
-        fetcher = self._parts.open_fetcher(source)
-        try:
-            sender = self._parts.open_sender(peer)
+            targets = await self._reserve(span, rank, unfit)
+            if not targets:
+                return False
+            is_committed = False
             try:
-                block = memoryview(bytearray(self._parts.storage.shape.block_bytes))
-                for index in range(span.num_blocks):
-                    fetcher.fetch_blocks(span.move_id, [block], index)
-                    sender.send_block(target.move_id, index, block)
+                await self._on_copy_thread(partial(self._relay, source, span, targets))
+                is_committed = await self._commit_lent_on(span, targets)
+                self.lent_on_blocks += span.num_blocks if is_committed else 0
+                return True
+            except PartLost as error:
+                if error.inst_id == source.inst_id:
+                    raise
+                logger.warning("cannot lend on, nothing is lost: %s", error)
+                self._parts.peers.forget(error.inst_id)
+                unfit.add(error.inst_id)
             finally:
-                sender.close()
-        finally:
-            fetcher.close()
+                if not is_committed:
+                    for _, target in targets:
+                        self._parts.release(target)
 
-    async def _commit_lent_on(self, peer: Peer, span: RemoteSpan, target: RemoteSpan) -> bool:
+    async def _reserve(self, span: RemoteSpan, rank: Rank, unfit: Set[InstId]) -> list[_Target]:
+        """Room for the whole span, on one creditor if one has as much; empty where there is not."""
+        peers, num_left = self._parts.peers, span.num_blocks
+        creditors = await self._parts.reserver.find_creditors(span.req_id, num_left)
+        targets: list[_Target] = []
+        for creditor in sorted(creditors, key=lambda c: peers.lendable(c) < span.num_blocks):
+            num_blocks = min(num_left, peers.lendable(creditor))
+            if creditor.inst_id in unfit or num_blocks < 1:
+                continue
+            target = await self._parts.reserver.reserve(creditor, rank, num_blocks)
+            if target is not None:
+                peer = Peer(creditor.inst_id, creditor.incarnation, creditor.data_address)
+                targets.append((peer, target))
+                num_left -= num_blocks
+        if num_left == 0:
+            return targets
+        for _, target in targets:
+            self._parts.release(target)
+        return []
+
+    def _relay(self, source: Peer, span: RemoteSpan, targets: Sequence[_Target]) -> None:
+        """On the copy thread: block by block through memory that is nobody's."""
+        block = memoryview(bytearray(self._parts.storage.shape.block_bytes))
+        indices = iter(range(span.num_blocks))
+        with closing(self._parts.open_fetcher(source)) as fetcher:
+            for peer, target in targets:
+                with closing(self._parts.open_sender(peer)) as sender:
+                    for number in range(target.num_blocks):
+                        fetcher.fetch_blocks(span.move_id, [block], next(indices))
+                        sender.send_block(target.move_id, number, block)
+
+    async def _commit_lent_on(self, span: RemoteSpan, targets: Sequence[_Target]) -> bool:
         def commit(scheduler: Scheduler) -> bool:
-            self._parts.channels.learn(peer)
-            return scheduler.placement.lend_on(span, target)
+            for peer, _ in targets:
+                self._parts.channels.learn(peer)
+            return scheduler.placement.lend_on(span, [target for _, target in targets])
 
         return await self._parts.engine.ask(commit)
 
@@ -152,11 +164,8 @@ class Retriever:
 
     def _fetch(self, source: Peer, move_id: MoveId, block_ids: Sequence[int]) -> None:
         """On the copy thread."""
-        fetcher = self._parts.open_fetcher(source)
-        try:
+        with closing(self._parts.open_fetcher(source)) as fetcher:
             fetcher.fetch_blocks(move_id, [self._parts.storage.block(b) for b in block_ids])
-        finally:
-            fetcher.close()
 
     async def _on_copy_thread(self, function: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._copy_thread, function)

@@ -232,7 +232,7 @@ class ClusterWorld:
             grant = self._reserve(node, creditor, rank, span.num_blocks)
             if grant is not None:
                 by = self._span(creditor, grant)
-                assert node.scheduler.placement.lend_on(span, by)
+                assert node.scheduler.placement.lend_on(span, [by])
                 self._release(node)
                 return True
         return False

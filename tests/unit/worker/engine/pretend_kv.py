@@ -5,6 +5,7 @@ the KV of what lies before it, in blocks here and spans elsewhere, is caught at 
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from services.common.ids import MoveId
 from services.worker.engine.sequence import Schedule, ScheduledSequence
@@ -36,8 +37,10 @@ class PretendKv:
         for block_id, block in zip(block_ids, self._spans[span.move_id], strict=True):
             self._blocks[block_id] = list(block)
 
-    def lend_on(self, span: RemoteSpan, by: RemoteSpan) -> None:
-        self._spans[by.move_id] = self._spans[span.move_id]
+    def lend_on(self, span: RemoteSpan, by: Sequence[RemoteSpan]) -> None:
+        blocks = iter(self._spans[span.move_id])
+        for part in by:
+            self._spans[part.move_id] = list(islice(blocks, part.num_blocks))
 
     def run(self, plan: Schedule) -> None:
         """Write the KV of every item first, as each layer does; then check what each reads."""

@@ -104,7 +104,7 @@ class Life:
             if self.way_home is not None:
                 self.take_back()  # void: that copy is nobody's any more
         else:
-            assert not self.world.scheduler.placement.lend_on(self.span, self._grant())
+            assert not self.world.scheduler.placement.lend_on(self.span, [self._grant()])
 
     def lose(self) -> None:
         self.world.lose(CREDITOR)

@@ -204,7 +204,7 @@ def test_a_part_that_nobody_uses_any_more_needs_no_room() -> None:
     assert world.pool.num_free == 10
 
 
-@pytest.mark.parametrize("way", ["home", "elsewhere"])
+@pytest.mark.parametrize("way", ["home", "elsewhere", "to two"])
 def test_all_who_share_a_part_have_it_back_and_others_find_it(way: str) -> None:
     world = World(num_blocks=24, remote_blocks=24, budget=64, is_caching=True)
     world.add(1, num_prompt=17, max_tokens=20)
@@ -223,7 +223,8 @@ def test_all_who_share_a_part_have_it_back_and_others_find_it(way: str) -> None:
         assert world.take_back(span, blocks)
         assert first.table.local[:4] == second.table.local[:4] == blocks
     else:
-        assert world.lend_on(span)
+        assert world.lend_on(span, 1 if way == "to two" else None)
+        assert len(first.table.remote) == (2 if way == "to two" else 1)
         assert first.table.remote == second.table.remote != [span]
     world.add(3, num_prompt=17, max_tokens=20)
     world.step()
@@ -242,7 +243,7 @@ def recall_something(
         return
     span = random.choice(spans)
     if way == "elsewhere":
-        world.lend_on(span)
+        world.lend_on(span, random.choice([None, 1]) if span.num_blocks > 1 else None)
     elif (blocks := world.make_room(span)) is not None:
         pending.append((span, blocks))
 

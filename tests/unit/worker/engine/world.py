@@ -120,12 +120,16 @@ class World:
         self.settle()
         return is_committed
 
-    def lend_on(self, span: RemoteSpan) -> bool:
-        by = self.new_span(span.req_id, span.num_blocks)
+    def lend_on(self, span: RemoteSpan, num_first: int | None = None) -> bool:
+        """To one creditor, or the first blocks of it to one and the rest to another one."""
+        sizes = [num_first, span.num_blocks - num_first] if num_first else [span.num_blocks]
+        insts = (CREDITOR, ANOTHER)
+        by = [self.new_span(span.req_id, n, i) for n, i in zip(sizes, insts, strict=False)]
         self.kv.lend_on(span, by)
         is_committed = self.scheduler.placement.lend_on(span, by)
         if not is_committed:
-            del self.lent[by.move_id]
+            for part in by:
+                del self.lent[part.move_id]
         self.settle()
         return is_committed
 

@@ -84,8 +84,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             table.commit_move(first, span(2, move_id=8))
     with pytest.raises(ValueError, match="in place of"):
         table.take_back(span(1), [5, 6])
-    with pytest.raises(ValueError, match="in place of"):
-        table.lend_on(span(1), span(2, move_id=8))
+    for by in ([], [span(2, move_id=8)], [span(1, move_id=8), span(1, move_id=9)]):
+        with pytest.raises(ValueError, match="in place of"):
+            table.lend_on(span(1), by)
     table.lose([MoveId(7)])
     with pytest.raises(ValueError, match="2 blocks do not fit"):
         table.grow([5, 6])
@@ -196,9 +197,12 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lend_on(self, data: st.DataObject) -> None:
         taken = data.draw(st.sampled_from(self.model.remote))
-        by = span(taken.num_blocks, inst_id=3, move_id=self._ids(1)[0])
+        num_first = data.draw(st.integers(1, taken.num_blocks))
+        sizes = [size for size in (num_first, taken.num_blocks - num_first) if size]
+        by = [span(size, inst_id=3, move_id=self._ids(1)[0]) for size in sizes]
         self.table.lend_on(taken, by)
-        self.model.put(self.model.first_of(taken), [Cell(span=by)] * by.num_blocks)
+        cells = [Cell(span=part) for part in by for _ in range(part.num_blocks)]
+        self.model.put(self.model.first_of(taken), cells)
 
     @rule()
     def clear(self) -> None:

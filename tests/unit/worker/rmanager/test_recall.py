@@ -29,10 +29,11 @@ class Trio:
         self.owner = owner
         self.creditor = creditor
         self.other = other
+        self.others: tuple[Instance, ...] = ()
 
     @property
     def all(self) -> tuple[Instance, ...]:
-        return (self.owner, self.creditor, self.other)
+        return (self.owner, self.creditor, self.other, *self.others)
 
     async def lend(self, num_blocks: int = 4, max_tokens: int = NUM_NEW) -> asyncio.Task[list[int]]:
         answer = asyncio.create_task(self.owner.generate(NUM_PROMPT, max_tokens))
@@ -123,6 +124,24 @@ async def test_a_recalled_part_goes_to_another_creditor_with_room(trio: Trio) ->
     await trio.assert_kv_is_right()
     assert trio.owner.retriever.lent_on_blocks == 4
     await trio.assert_undisturbed(answer)
+
+
+async def test_a_part_for_which_nobody_has_room_alone_goes_to_several(
+    trio: Trio, tmp_path: Path
+) -> None:
+    async with (
+        Instance(4, tmp_path, num_blocks=4, lease_s=2.0) as first,
+        Instance(5, tmp_path, num_blocks=3, lease_s=2.0) as second,
+    ):
+        answer = await trio.lend(4)
+        trio.others = (first, second)
+        trio.owner.meet(first, second)
+        assert (await trio.recall()).accepted
+        await eventually(lambda: trio.creditor.lender.num_lent_blocks == 0)
+        assert (first.lender.num_lent_blocks, second.lender.num_lent_blocks) == (3, 1)
+        await trio.assert_kv_is_right()
+        assert trio.owner.retriever.lent_on_blocks == 4
+        await trio.assert_undisturbed(answer)
 
 
 async def test_a_creditor_that_dies_meanwhile_costs_only_the_detour(trio: Trio) -> None:
