@@ -4,16 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services.common.rpc.options import DEAD_AFTER_S, client_options
+from services.common.trace_context import current_trace
 
 #: A health probe or another question that is answered from memory.
 PROBE_DEADLINE_S = 2.0
 #: One control-plane call: register, heartbeat, reserve, release.
 CONTROL_DEADLINE_S = 5.0
-
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def open_channel(address: str, dead_after_s: float = DEAD_AFTER_S) -> grpc.aio.Channel:
@@ -27,9 +25,7 @@ def open_channel(address: str, dead_after_s: float = DEAD_AFTER_S) -> grpc.aio.C
 
 
 def _with_trace(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier)
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), *carrier.items())
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *current_trace().items())
     return grpc.aio.ClientCallDetails(
         details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
     )

@@ -6,21 +6,17 @@ span for the call, as a child of the caller's, and turns what the handler raises
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
-from opentelemetry import trace
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services.common.errors import InfiniteLLMError, InternalError
 from services.common.rpc.options import SERVER_OPTIONS
 from services.common.rpc.status import status_of, trailing_metadata_of
+from services.common.trace_context import span_of_call
 
-_PROPAGATOR = TraceContextTextMapPropagator()
 _log = logging.getLogger(__name__)
-#: Finds the provider that is configured later; to look for it at each call would cost 9 us.
-_tracer = trace.get_tracer(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 UnaryBehaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
@@ -79,8 +75,13 @@ def _guard_stream(behaviour: StreamBehaviour | UnaryBehaviour, method: str) -> U
 
 @contextlib.asynccontextmanager
 async def _border(context: Context, method: str) -> AsyncIterator[None]:
+    carrier = {
+        str(key): value
+        for key, value in context.invocation_metadata() or ()
+        if isinstance(value, str)
+    }
     try:
-        with _span_of_call(context, method):
+        with span_of_call(method.lstrip("/"), carrier):
             yield
     except grpc.aio.AbortError:
         raise
@@ -89,20 +90,6 @@ async def _border(context: Context, method: str) -> AsyncIterator[None]:
     except Exception as error:
         _log.exception("unexpected error in %s", method)
         await _abort(context, InternalError(f"{type(error).__name__} in {method}"))
-
-
-@contextlib.contextmanager
-def _span_of_call(context: Context, method: str) -> Iterator[None]:
-    carrier = {
-        str(key): value
-        for key, value in context.invocation_metadata() or ()
-        if isinstance(value, str)
-    }
-    parent = _PROPAGATOR.extract(carrier)
-    span = _tracer.start_span(method.lstrip("/"), context=parent, kind=trace.SpanKind.SERVER)
-    # In two steps, since `start_as_current_span` drops the caller's trace where none is kept here.
-    with trace.use_span(span, end_on_exit=True):
-        yield
 
 
 async def _abort(context: Context, error: InfiniteLLMError) -> None:

@@ -3,15 +3,14 @@
 import logging
 import time
 
-from opentelemetry.trace import Span, SpanKind, use_span
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import Span
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.ids import new_req_id
-from services.common.telemetry import req_id_context, tracer
+from services.common.telemetry import req_id_context
+from services.common.trace_context import span_of_call
 from services.router.metrics import RouterMetrics
 
-_PROPAGATOR = TraceContextTextMapPropagator()
 #: What probes and scrapers call all the time.
 _QUIET = frozenset({"/health", "/live", "/metrics"})
 _log = logging.getLogger(__name__)
@@ -30,10 +29,8 @@ class RequestTelemetry:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         req_id_context.set(new_req_id())
-        span = tracer(__name__).start_span(
-            scope["method"], context=_PROPAGATOR.extract(headers), kind=SpanKind.SERVER
-        )
-        with use_span(span, end_on_exit=True), self._metrics.in_flight.track_inprogress():
+        in_flight = self._metrics.in_flight.track_inprogress()
+        with span_of_call(scope["method"], headers) as span, in_flight:
             await self._measured(scope, receive, send, span)
 
     async def _measured(self, scope: Scope, receive: Receive, send: Send, span: Span) -> None:
