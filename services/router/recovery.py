@@ -28,6 +28,9 @@ EXCLUDED_S = 2.0
 #: A refusal that took longer came out of a queue: the client has waited enough.
 RETRY_REFUSED_WITHIN_S = 5.0
 
+#: Another instance may do better.
+_WORTH_A_TRY = (Unavailable, InstanceLost, DeadlineExceeded, Overloaded)
+
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
@@ -86,30 +89,40 @@ class Recovery:
 
     def fail(self, instance: Instance, error: InfiniteLLMError, now_s: float) -> bool:
         """Take note that `instance` failed; whether the sequence is worth another try."""
-        is_refused = self.num_failures > 0 and isinstance(error, ContextLengthExceeded)
-        is_lost = isinstance(error, Unavailable | InstanceLost | DeadlineExceeded)
-        is_full = isinstance(error, Overloaded)
-        is_new_loss = self.num_tokens > self._num_tokens_at_loss
+        is_first = self.num_failures == 0
         self.num_failures += 1
         self._failures[instance.inst_id] = _Failure(instance.incarnation, now_s)
-        if is_full and self._has_begun and not is_new_loss:
-            # Turned away, it can have harmed nobody.
-            return now_s < self.wait_until_s
-        recent = [at_s for at_s in self._attempts_s if now_s - at_s < ATTEMPTS_WITHIN_S]
-        self._attempts_s = [*recent, now_s]
-        self._num_tokens_at_loss = self.num_tokens
-        if not (is_refused or is_lost or is_full):
+        # The cluster has held the request before, and may again.
+        has_shrunk = isinstance(error, ContextLengthExceeded) and not is_first
+        if not (has_shrunk or isinstance(error, _WORTH_A_TRY)):
             self._error = error
             return False
         if self._has_begun:
             self._error = InstanceLost("the instance was lost, and no other could go on")
-        elif not is_refused:  # the cluster held the request before, and may again
+        elif not has_shrunk:
             self._error = error
-        has_queued = is_full and now_s - self._started_s > RETRY_REFUSED_WITHIN_S
-        if has_queued and not self._has_begun:
-            return False
-        # Whoever has nothing yet and finds all instances full asks again later.
-        self.wait_until_s = now_s if is_full and not self._has_begun else now_s + self._timeout_s
+        if isinstance(error, Overloaded):
+            return self._find_full(now_s)
+        self.wait_until_s = now_s + self._timeout_s
+        return self._may_try_again(now_s)
+
+    def _find_full(self, now_s: float) -> bool:
+        if not self._has_begun:
+            # Whoever has nothing yet and finds all instances full asks again later.
+            self.wait_until_s = now_s
+            has_queued = now_s - self._started_s > RETRY_REFUSED_WITHIN_S
+            return self._may_try_again(now_s) and not has_queued
+        if self.num_tokens == self._num_tokens_at_loss:
+            # Turned away, it can have harmed nobody.
+            return now_s < self.wait_until_s
+        self.wait_until_s = now_s + self._timeout_s
+        return self._may_try_again(now_s)
+
+    def _may_try_again(self, now_s: float) -> bool:
+        """After an attempt that may have been of harm."""
+        self._num_tokens_at_loss = self.num_tokens
+        recent = [at_s for at_s in self._attempts_s if now_s - at_s < ATTEMPTS_WITHIN_S]
+        self._attempts_s = [*recent, now_s]
         return len(self._attempts_s) < MAX_ATTEMPTS
 
     def excluded(self, instances: Iterable[Instance], now_s: float) -> set[InstId]:
