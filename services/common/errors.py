@@ -20,7 +20,7 @@ gRPC codes are kept by name so that pure modules never import grpc.
 
 from typing import ClassVar
 
-from services.common.ids import InstId
+from services.common.ids import Incarnation, InstId
 
 
 class InfiniteLLMError(Exception):
@@ -120,9 +120,13 @@ class PartLost(InfiniteLLMError):
 
     code = "part_lost"
 
-    def __init__(self, inst_id: InstId, message: str) -> None:
+    def __init__(
+        self, inst_id: InstId, message: str, incarnation: Incarnation | None = None
+    ) -> None:
+        """`incarnation`: which of the instance's starts does not, where that is known."""
         super().__init__(f"instance {inst_id}: {message}")
         self.inst_id = inst_id
+        self.incarnation = incarnation
 
 
 class ConfigError(InfiniteLLMError):

@@ -103,14 +103,17 @@ class PeerLink:
 
     def _open_stream(self) -> Stream:
         if self._stream is None:
-            raise PartLost(self._peer.inst_id, "the connection is closed")
+            raise self._part_lost("the connection is closed")
         return self._stream
 
     def _lost(self, error: OSError | WireError) -> PartLost:
         if self._metrics is not None:
             self._metrics.record_failure()
         text = f"{error.error.name}: {error}" if isinstance(error, WireError) else str(error)
-        return PartLost(self._peer.inst_id, text or type(error).__name__)
+        return self._part_lost(text or type(error).__name__)
+
+    def _part_lost(self, text: str) -> PartLost:
+        return PartLost(self._peer.inst_id, text, self._peer.incarnation)
 
 
 def _error_code(number: int) -> ErrorCode:

@@ -46,12 +46,14 @@ class ChannelPool:
         if channel is None:
             peer = self._peers.get(creditor)
             if peer is None:
-                raise PartLost(creditor[0], "its address is not known")
+                raise PartLost(creditor[0], "its address is not known", creditor[1])
             channel = self._channels[creditor] = self._open_channel(peer)
         return channel
 
-    def drop(self, inst_id: InstId) -> None:
-        for creditor in [key for key in self._channels if key[0] == inst_id]:
+    def drop(self, inst_id: InstId, incarnation: Incarnation | None) -> None:
+        """To all starts of that instance where `incarnation` is not known."""
+        starts = {(inst_id, incarnation)} if incarnation else self._channels.keys()
+        for creditor in [key for key in self._channels if key in starts and key[0] == inst_id]:
             self._channels.pop(creditor).close()
 
     def retain(self, creditors: Collection[Creditor]) -> None:

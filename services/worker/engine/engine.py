@@ -166,8 +166,8 @@ class Engine:
             sampled = self._runner.run(plan)
         except PartLost as error:
             logger.warning("recomputing what was lent: %s", error)
-            self._channels.drop(error.inst_id)
-            self._scheduler.placement.lose_parts(error.inst_id)
+            self._channels.drop(error.inst_id, error.incarnation)
+            self._scheduler.placement.lose_parts(error.inst_id, incarnation=error.incarnation)
             return []
         except Exception as error:
             logger.exception("step failed; its requests end with an error")

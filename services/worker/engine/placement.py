@@ -5,7 +5,7 @@ The rManager carries out moves and recalls and tells the outcome here, between t
 
 from collections.abc import Collection
 
-from services.common.ids import InstId, MoveId, ReqId
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.engine.limits import SchedulerConfig
 from services.worker.engine.roster import Roster
 from services.worker.engine.sequence import MoveOrder, Sequence
@@ -146,8 +146,22 @@ class Placement:
 
     # -- losses -----------------------------------------------------------------------------------
 
-    def lose_parts(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> int:
-        """What `inst_id` held (all, or these moves) is to be computed again; of how many."""
-        num_hurt = self._blocks.lose(self._roster.running, inst_id, move_ids)
+    def lose_parts(
+        self,
+        inst_id: InstId,
+        move_ids: Collection[MoveId] | None = None,
+        incarnation: Incarnation | None = None,
+    ) -> int:
+        """What `inst_id` held (all, or these moves, or since this start) is to be computed again;
+        of how many."""
+
+        def is_lost(span: RemoteSpan) -> bool:
+            return (
+                span.inst_id == inst_id
+                and (move_ids is None or span.move_id in move_ids)
+                and incarnation in (None, span.incarnation)
+            )
+
+        num_hurt = self._blocks.lose(self._roster.running, is_lost)
         self.num_recomputed += num_hurt
         return num_hurt

@@ -4,7 +4,7 @@ Stands between the scheduler, which decides who may have memory, and the pool an
 which have it. Knows no queue and no order of requests.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from services.common.ids import Incarnation, InstId, MoveId
@@ -219,14 +219,13 @@ class SequenceBlocks:
     def lose(
         self,
         sequences: Iterable[Sequence],
-        inst_id: InstId,
-        move_ids: Collection[MoveId] | None = None,
+        is_lost: Callable[[RemoteSpan], bool],
     ) -> int:
-        """That creditor's parts (all, or these moves) are holes of their sequences from now on.
+        """These parts are holes of their sequences from now on.
 
         Returns how many of the sequences have lost something.
         """
-        spans = self._remote.lose(inst_id, move_ids)
+        spans = self._remote.lose(is_lost)
         # Told all the same: it may be slow or cut off, not gone.
         self._released += spans
         gone = {span.move_id for span in spans}

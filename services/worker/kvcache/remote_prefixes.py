@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from services.common.ids import InstId, MoveId
+from services.common.ids import MoveId
 from services.worker.kvcache.block_hash import BlockHash
 from services.worker.kvcache.block_table import RemoteSpan
 
@@ -100,13 +100,9 @@ class RemotePrefixes:
             moved = self._by_move[part.move_id] = replace(kept, span=part, hashes=own)
             self._by_first.setdefault(moved.first, moved)
 
-    def lose(self, inst_id: InstId, move_ids: Collection[MoveId] | None = None) -> list[RemoteSpan]:
-        """What lay there (all, or these moves) is forgotten; whoever holds it has lost it."""
-        return self._forget(
-            kept
-            for kept in self._by_move.values()
-            if kept.span.inst_id == inst_id and (move_ids is None or kept.span.move_id in move_ids)
-        )
+    def lose(self, is_lost: Callable[[RemoteSpan], bool]) -> list[RemoteSpan]:
+        """What lay there is forgotten; whoever holds it has lost it."""
+        return self._forget(kept for kept in self._by_move.values() if is_lost(kept.span))
 
     def _forget_idle(self, is_due: Callable[[_Kept], bool]) -> list[RemoteSpan]:
         return self._forget(k for k in self._by_move.values() if k.num_holders == 0 and is_due(k))

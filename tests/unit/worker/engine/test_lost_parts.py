@@ -5,7 +5,7 @@ what lies before it.
 """
 
 from services.common.errors import Overloaded
-from services.common.ids import InstId, MoveId, ReqId
+from services.common.ids import Incarnation, InstId, MoveId, ReqId
 from services.worker.engine.sequence import FinishReason, Request
 from tests.unit.worker.engine.world import ANOTHER, BLOCK, CREDITOR, World
 
@@ -53,6 +53,16 @@ def test_who_holds_nothing_of_it_costs_nothing() -> None:
     assert world.lose(ANOTHER) == 0
     assert world.scheduler.placement.lose_parts(InstId(CREDITOR), [MoveId(99)]) == 0
     assert chunks(world, 1) == [(24, 25)]
+
+
+def test_what_a_creditor_lent_since_it_was_started_anew_is_not_lost_with_the_rest() -> None:
+    world = lending_world()
+    world.add(1, num_prompt=24)
+    world.step()
+    lend(world, 1, 2)
+    placement, now = world.scheduler.placement, Incarnation(1)
+    assert placement.lose_parts(InstId(CREDITOR), incarnation=Incarnation(9)) == 0
+    assert placement.lose_parts(InstId(CREDITOR), incarnation=now) == 1
 
 
 def test_a_hole_is_computed_from_what_lies_before_it_alone() -> None:

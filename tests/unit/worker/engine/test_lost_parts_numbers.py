@@ -105,8 +105,8 @@ class Engine:
         try:
             sampled = self._runner.run(plan)
         except PartLost as error:
-            self._channels.drop(error.inst_id)
-            self.scheduler.placement.lose_parts(error.inst_id)
+            self._channels.drop(error.inst_id, error.incarnation)
+            self.scheduler.placement.lose_parts(error.inst_id, incarnation=error.incarnation)
             return
         for output in self.scheduler.postprocess(plan, sampled, 0.0):
             assert output.error is None
