@@ -72,6 +72,8 @@ class TlsStream(SocketStream):
         sock.settimeout(timeout_s)
         super().__init__(sock, timeout_s)
         self._tls = sock
+        self._has_received = False
+        """Then the peer has shown who it is, and has accepted us."""
 
     def greet(self) -> None:
         with self._explained():
@@ -101,6 +103,7 @@ class TlsStream(SocketStream):
                     continue
                 raise
             done, started = self._advance(done, got, len(view), started)
+            self._has_received = True
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -111,7 +114,9 @@ class TlsStream(SocketStream):
         except ssl.SSLCertVerificationError as error:
             text = f"the peer's certificate is not valid here: {error.verify_message}"
             raise NotTrusted(text) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-            raise ConnectionError("the peer hung up") from error
         except ssl.SSLError as error:
-            raise NotTrusted(f"no mutual TLS with the peer: {error.reason or error}") from error
+            reason = error.reason or error
+            if self._has_received:
+                raise ConnectionError(f"the connection broke: {reason}") from error
+            # Its alert may have been lost: all that is known then is that it hung up.
+            raise NotTrusted(f"no mutual TLS with the peer: {reason}") from error

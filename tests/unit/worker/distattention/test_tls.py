@@ -1,5 +1,6 @@
 """Who is refused, and what both ends are told."""
 
+import ssl
 from dataclasses import astuple
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import trustme
 
 from benchmarks.certificates import issue
 from services.common.errors import ConfigError, PartLost
+from services.common.ids import MoveId
 from services.worker.distattention.link import Borrowing
 from services.worker.distattention.transfer import BlockSender
 from services.worker.distattention.transport.opening import Transport
@@ -94,6 +96,25 @@ def test_a_renewed_certificate_counts_from_the_next_connection(
     for renewed, old in zip(astuple(ours), astuple(mine), strict=True):
         old.write_bytes(renewed.read_bytes())
     open_link(creditor, transport)
+    creditor.server.stop()
+
+
+def test_a_trusted_peer_that_breaks_off_is_not_taken_for_a_stranger(
+    creditor: Creditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> None:
+        error = ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol")
+        error.reason = "UNEXPECTED_EOF_WHILE_READING"
+        raise error
+
+    borrowing = Borrowing(owner_peer(), creditor.geometry, Transport(certificates()[1]), DEADLINE_S)
+    sender = BlockSender(borrowing, creditor.peer)
+    monkeypatch.setattr(ssl.SSLSocket, "sendall", end)
+    block = memoryview(bytes(creditor.geometry.block_bytes))
+    with pytest.raises(PartLost, match="the connection broke"):
+        sender.send_block(MoveId(1), 0, block)
+    monkeypatch.undo()
+    sender.close()
     creditor.server.stop()
 
 
