@@ -49,8 +49,12 @@ def _merge_value(key: str, base: Any, patch: Any) -> Any:
 
 def _merge_lists(base: Sequence[Any], patch: Sequence[Any], rule: _ListRule) -> list[Any]:
     merged = {item[rule.key]: item for item in base}
+    nameless = []
     for item in patch:
-        name = item[rule.key]
-        is_merged = rule.is_deep and name in merged
-        merged[name] = merge(merged[name], item) if is_merged else item
-    return list(merged.values())
+        name = item.get(rule.key) if isinstance(item, Mapping) else None
+        if not isinstance(name, str | int):
+            nameless.append(item)  # the API server says what is wrong with it
+        else:
+            is_merged = rule.is_deep and name in merged
+            merged[name] = merge(merged[name], item) if is_merged else item
+    return [*merged.values(), *nameless]

@@ -5,8 +5,8 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 async def api() -> AsyncIterator[Api]:
     api = await connect(os.environ["KUBECONFIG"])
+    try:
+        await api.get("/version")
+    except ApiError as error:
+        await api.close()
+        pytest.skip(f"KUBECONFIG names an API server that cannot be used: {error.message}")
     await apply_definitions(api, DEFINITIONS)
     yield api
     await api.close()
@@ -58,7 +63,6 @@ class Place:
     api: Api
     namespace: str
     nodes: Nodes
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def create(self, name: str = NAME, **spec: Any) -> None:
         body = {
@@ -152,9 +156,10 @@ async def new_place(api: Api) -> AsyncIterator[Place]:
     try:
         yield Place(api, namespace, nodes)
     finally:
-        assert not playing.done(), playing.exception()
         playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
+        (outcome,) = await asyncio.gather(playing, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError), outcome
+        assert not nodes.wrongly_ended
         found = await api.get(f"/api/v1/namespaces/{namespace}")
         try:
             await api.delete(f"/api/v1/namespaces/{namespace}", found["metadata"]["uid"])

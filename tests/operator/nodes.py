@@ -6,6 +6,7 @@ what it is ready for, and what it holds, a test decides.
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from protos.infinite_llm.v1 import worker_pb2_grpc as pb_grpc
 from services.common.rpc import new_server
 from services.operator import paths
 from services.operator.api import Api, ApiError
-from services.operator.pods import CONTROL_PORT, DRAINING, format_time
+from services.operator.pods import CONTROL_PORT, DRAINING, format_time, parse_time
 from services.operator.reconcile import WORKERS
 from services.operator.resource import Object
 
@@ -34,6 +35,7 @@ class Worker(pb_grpc.WorkerServicer):
     lent_blocks: int = 0
     is_draining: bool = False
     is_loaded: bool = True
+    has_ended: bool = False
     num_drains: int = 0
     server: grpc.aio.Server = field(default_factory=new_server)
 
@@ -47,6 +49,11 @@ class Worker(pb_grpc.WorkerServicer):
         return pb.UndrainResponse()
 
     Generate = Abort = unused
+
+    def end(self) -> None:
+        """Its process has ended by itself."""
+        self.open_requests = self.lent_blocks = 0
+        self.has_ended = True
 
     @property
     def is_needed(self) -> bool:
@@ -74,6 +81,8 @@ class Nodes(gmanager_pb2_grpc.GManagerServicer):
         self.pods: dict[str, Object] = {}
         """As they were seen last, by name."""
         self.fewest_serving = 0
+        self.wrongly_ended: list[str] = []
+        """Pods that were deleted while somebody needed them and before their time was over."""
         self.must_load: Callable[[Object], bool] = lambda pod: True
         """False: the pod never becomes ready."""
         self.gmanager_address = ""
@@ -108,6 +117,7 @@ class Nodes(gmanager_pb2_grpc.GManagerServicer):
 
     async def fail(self, name: str) -> None:
         """As if its node had thrown it out."""
+        self.worker(name).end()
         status = {"phase": "Failed", "reason": "Evicted", "message": "no memory"}
         await self._api.patch(f"{paths.pod(self._namespace, name)}/status", {"status": status})
 
@@ -119,10 +129,14 @@ class Nodes(gmanager_pb2_grpc.GManagerServicer):
 
     async def _look(self) -> None:
         found = await self._api.list(paths.pods(self._namespace), WORKERS)
+        before = {pod["metadata"]["uid"]: pod for pod in self.pods.values()}
         self.pods = {pod["metadata"]["name"]: pod for pod in found}
         uids = {pod["metadata"]["uid"] for pod in found}
         for uid in self.workers.keys() - uids:
-            await self.workers.pop(uid).server.stop(grace=None)
+            worker = self.workers.pop(uid)
+            if worker.is_needed and not _is_over(before[uid]):
+                self.wrongly_ended.append(before[uid]["metadata"]["name"])
+            await worker.server.stop(grace=None)
         for pod in found:
             if pod["status"].get("phase") != "Failed":
                 await self._start_or_report(pod)
@@ -146,6 +160,12 @@ class Nodes(gmanager_pb2_grpc.GManagerServicer):
                 await self._api.patch(path, {"status": status})
             except ApiError as error:
                 assert error.is_gone, error.message
+
+
+def _is_over(pod: Object) -> bool:
+    deadline = pod["metadata"].get("annotations", {}).get(DRAINING)
+    # The mark has whole seconds.
+    return deadline is not None and time.time() >= parse_time(deadline) - 1
 
 
 def _status(worker: Worker) -> Object:

@@ -127,6 +127,15 @@ def test_null_takes_a_key_away_and_volumes_are_not_mixed() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "containers", [[{"image": "x"}], ["x"], "x", None, [{"name": 7}], [{"name": {}}]]
+)
+def test_what_makes_no_pod_is_left_to_the_server_to_refuse(containers: Any) -> None:
+    template = {"spec": {"containers": containers}}
+    pod = worker_pod(resource(podTemplate=template), 0)
+    assert pod["spec"].get("containers") != worker_pod(resource(), 0)["spec"]["containers"]
+
+
 # -- when pods are made anew -----------------------------------------------------------------------
 
 SAME = [
