@@ -41,6 +41,7 @@ class LeaseHolder:
         self._lease_s = lease_s
         self._clock = clock
         self._relied_until_s = 0.0
+        self._was_leader = False
         self._seen: Object = {}
         self._seen_at_s = 0.0
         self._changed = asyncio.Event()
@@ -61,7 +62,6 @@ class LeaseHolder:
 
     async def step(self) -> None:
         """Takes the Lease where nobody holds it, renews it where we do."""
-        was_leader = self.is_leader
         self.last_try_s = self._clock()
         try:
             if await self._claim():
@@ -71,8 +71,9 @@ class LeaseHolder:
             self.has_answer = True
         except ApiError as error:
             _log.warning("cannot renew the lease", extra={"reason": error.message})
-        if self.is_leader != was_leader:
+        if self.is_leader != self._was_leader:
             _log.info("leading" if self.is_leader else "leading no more")
+        self._was_leader = self.is_leader
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -24,6 +24,7 @@ from services.operator.pods import Pod
 
 START_S = 3
 TERMINATION_S = 4
+NODE_PATIENCE_S = 60
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Truth:
     lent: int = 0
     requests: int = 0
     is_draining: bool = False
+    is_lost: bool = False
+    """Its node answers nobody."""
     age_s: int = 0
     ends_in_s: int = TERMINATION_S
 
@@ -67,16 +70,18 @@ class Cluster:
         return {
             pod.address: Load(truth.lent, truth.requests, truth.is_draining)
             for pod, truth in ((pod, self.truths[pod.name]) for pod in self.pods.values())
-            if pod.is_running and pod.is_started
+            if pod.is_running and pod.is_started and not truth.is_lost
         }
 
     def see(self) -> Seen:
         for name, pod in self.pods.items():
-            if pod.is_draining and pod.is_started and not pod.is_terminating:
-                self.truths[name].is_draining = True  # it is told at every look
+            is_told = pod.is_draining and pod.is_started and not pod.is_terminating
+            if is_told and not self.truths[name].is_lost:
+                self.truths[name].is_draining = True  # at every look
         drained = {
             name for name, pod in self.pods.items()
             if pod.is_draining and pod.is_running and self.truths[name].is_draining
+            and not self.truths[name].is_lost
             and not self.truths[name].lent and not self.truths[name].requests
         }  # fmt: skip
         return Seen(list(self.pods.values()), self.loads, drained, (), self.now_s)
@@ -117,8 +122,8 @@ class Cluster:
                 )  # fmt: skip
             case StartDrain(pod, deadline_s, _):
                 self._update(pod.name, drain_deadline_s=deadline_s, is_ready=False)
-                self.truths[pod.name].is_draining = True
-            case CancelDrain(pod):
+                self.truths[pod.name].is_draining |= not self.truths[pod.name].is_lost
+            case CancelDrain(pod) if not self.truths[pod.name].is_lost:
                 self._update(pod.name, drain_deadline_s=None)
                 self.truths[pod.name].is_draining = False
             case Delete(pod, _) if pod.is_finished:
@@ -135,7 +140,10 @@ class Cluster:
 
     def _age(self, pod: Pod, truth: Truth) -> None:
         truth.age_s += 1
-        if pod.is_terminating:
+        if truth.is_lost:
+            if truth.age_s >= NODE_PATIENCE_S:
+                self._update(pod.name, is_terminating=True)
+        elif pod.is_terminating:
             truth.ends_in_s -= 1
             if truth.ends_in_s <= 0:
                 del self.pods[pod.name], self.truths[pod.name]
@@ -162,6 +170,13 @@ class Cluster:
             is_ready=False,
         )  # fmt: skip
 
+    def lose(self, name: str) -> None:
+        """Its node is cut off: what was seen last stays, but that it is not ready."""
+        if self.pods[name].is_finished:
+            return
+        self.truths[name].is_lost, self.truths[name].age_s = True, 0
+        self._update(name, is_ready=False)
+
     def lose_mark(self, name: str) -> None:
         """The annotation is gone, the worker does not know."""
         self._update(name, drain_deadline_s=None)
@@ -170,10 +185,13 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
+        reachable = [name for name in self.pods if not self.truths[name].is_lost]
+        lost = [pod for name, pod in self.pods.items() if name not in reachable]
         return (
-            len(self.serving) == len(self.pods) == self.wanted.replicas
+            len(self.serving) == len(reachable) == self.wanted.replicas
+            and all(pod.is_terminating for pod in lost)
             and all(p.template_hash == self.wanted.template_hash for p in self.serving)
-            and not any(truth.is_draining for truth in self.truths.values())
+            and not any(self.truths[name].is_draining for name in reachable)
         )
 
     def settle(self, limit_s: int = 3000) -> int:
