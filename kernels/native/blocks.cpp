@@ -88,7 +88,8 @@ void store_pairs(Brain* to, __m512 lower, __m512 upper) {
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(upper, lower));
 }
 
-void expand_four_bits(const uint8_t* numbers, const uint8_t* scales, const uint8_t* mins, Brain* to) {
+void expand_four_bits(const uint8_t* numbers, const uint8_t* scales, const uint8_t* mins,
+                      Brain* to) {
   // A look-up takes the place of masking and conversion: it minds the lowest 4 bits only.
   const __m512 floats =
       _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

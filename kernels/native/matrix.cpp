@@ -47,8 +47,9 @@ int64_t Matrix::panel_bytes() const {
 }
 
 void pack(ThreadPool& threads, const Matrix& matrix, const void* first, const void* second) {
-  const int64_t row_bytes = matrix.is_blocks() ? matrix.num_in / kBlock * matrix.blocks().row_bytes()
-                                               : matrix.num_in * (int64_t)sizeof(float);
+  const int64_t row_bytes = matrix.is_blocks()
+                                ? matrix.num_in / kBlock * matrix.blocks().row_bytes()
+                                : matrix.num_in * (int64_t)sizeof(float);
   threads.run(matrix.num_panels(), [&](int p) {
     const void* rows[kPanel];
     for (int c = 0; c < kPanel; ++c) {

@@ -61,7 +61,7 @@ void Multiplier::multiply(int row, int p, const void* next, float* c) const {
     default:
       if (row == 0)
         for (int i = 0; i < matrix_.num_in / kBlock; ++i) expand(p, i, next);
-      next = nullptr;
+      next = nullptr;  // fetched already
       return block(static_cast<const Brain*>(expanded_));
   }
 }
@@ -84,10 +84,11 @@ void Multiplier::multiply_tiled(int row, int p, const void* next, float* c) cons
 }
 
 const Brain* Multiplier::expand(int p, int block, const void* next) const {
-  const int bytes = Blocks((Format)matrix_.format).panel_bytes();
+  const int bytes = matrix_.blocks().panel_bytes();
   if (next) prefetch(static_cast<const char*>(next) + block * bytes, bytes);
+  const auto* from = static_cast<const uint8_t*>(matrix_.panel(p)) + block * bytes;
   Brain* to = expanded_ + int64_t(block) * kBlock * kPanel;
-  expand_block((Format)matrix_.format, static_cast<const uint8_t*>(matrix_.panel(p)) + block * bytes, to);
+  expand_block((Format)matrix_.format, from, to);
   return to;
 }
 
