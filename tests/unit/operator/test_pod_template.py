@@ -1,17 +1,21 @@
 """The pod that a resource describes starts the worker that it describes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from services.common.config import from_env
 from services.operator.merge import merge
 from services.operator.pod_template import worker_pod
 from services.operator.pods import FAILURES
-from services.operator.resource import Object
+from services.operator.resource import Object, parse
 from services.operator.template_hash import template_hash
 from services.worker.config import Config
 from tests.unit.operator.builders import resource
+
+SAMPLES = Path(__file__).parents[3] / "deploy/samples"
 
 
 def container(pod: Object) -> Object:
@@ -134,6 +138,16 @@ def test_what_makes_no_pod_is_left_to_the_server_to_refuse(containers: Any) -> N
     template = {"spec": {"containers": containers}}
     pod = worker_pod(resource(podTemplate=template), 0)
     assert pod["spec"].get("containers") != worker_pod(resource(), 0)["spec"]["containers"]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_pods_of_the_samples_are_valid(sample: Path, version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    found = yaml.safe_load(sample.read_text())
+    found["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
+    pod = worker_pod(parse(found), 0, num_failures=1)
+    kubernetes_validate.validate(pod, version, strict=True)
 
 
 # -- when pods are made anew -----------------------------------------------------------------------
