@@ -17,7 +17,8 @@ RUN python -m venv --without-pip /opt/venv
 # The operator deals with objects as JSON has them: the client's generated classes can stay away.
 RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[operator]' \
     && find /opt/venv/lib/python3*/site-packages/kubernetes -name '*.py' ! -name __init__.py \
-      \( -path '*/client/models/*' -o -path '*/client/api/*' \) -delete
+      \( -path '*/client/models/*' -o -path '*/client/api/*' \) -delete \
+    && /opt/venv/bin/python -m compileall -q /opt/venv/lib
 
 FROM ${BASE}
 WORKDIR /app
@@ -27,6 +28,8 @@ COPY charts/infinite-llm/crds crds
 COPY services/__init__.py services/
 COPY services/common services/common
 COPY services/operator services/operator
-ENV PATH=/opt/venv/bin:$PATH HOME=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/venv/bin:$PATH HOME=/app PYTHONUNBUFFERED=1
+# The root is read-only where this runs.
+RUN python -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.operator"]

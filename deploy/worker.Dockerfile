@@ -33,11 +33,11 @@ RUN python -m venv --without-pip /opt/venv
 # The index that has torch without CUDA; where it cannot be reached, other sources are tried.
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip --python /opt/venv install --no-cache-dir --no-compile --no-deps \
+RUN pip --python /opt/venv install --no-cache-dir --no-deps \
       --extra-index-url "$TORCH_INDEX" "$TORCH" \
     && cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test \
     && find bin -type f ! -name torch_shm_manager -delete
-RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[worker]' \
+RUN pip --python /opt/venv install --no-cache-dir '.[worker]' \
     && /opt/venv/bin/python -B -c 'import torch'
 
 FROM ${BASE}
@@ -50,6 +50,8 @@ COPY kernels kernels
 COPY services/__init__.py services/
 COPY services/common services/common
 COPY services/worker services/worker
-ENV PATH=/opt/venv/bin:$PATH HOME=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/venv/bin:$PATH HOME=/app PYTHONUNBUFFERED=1
+# The root is read-only where this runs.
+RUN python -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.worker"]
