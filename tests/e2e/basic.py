@@ -5,6 +5,7 @@ import re
 import yaml
 
 from protos.infinite_llm.v1.types_pb2 import RequestPlacementEntry
+from tests.chart.conftest import KUBE_VERSION
 from tests.chart.metric_names import named_metrics
 from tests.e2e.release import (
     CHART,
@@ -69,7 +70,8 @@ def borrow(release: Release) -> None:
 
 def metrics(release: Release) -> None:
     """Every metric that an alert, the dashboard or an autoscaler names is served by some pod."""
-    rendered = release.helm("template", NAME, str(CHART), "-f", str(EVERYTHING))
+    options = ["-f", str(EVERYTHING), "--kube-version", KUBE_VERSION]
+    rendered = release.helm("template", NAME, str(CHART), *options)
     named = named_metrics([item for item in yaml.safe_load_all(rendered) if item])
     served: set[str] = set()
     for pod in release.kubectl.get("pods")["items"]:
