@@ -1,5 +1,6 @@
 """What values are taken, what is refused, and that people are told of all of them."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,18 @@ def test_both_helms_render_the_same(helm: Helm, any_helm: Helm) -> None:
 
 def test_the_chart_may_be_a_part_of_another(helm: Helm) -> None:
     assert helm.render(None, "--set", "global.registry=registry.example.com")
+
+
+def test_the_images_that_make_builds_are_those_that_are_installed() -> None:
+    root = CHART.parents[1]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert project["version"] == version
+    assert f"TAG ?= {version}\n" in (root / "Makefile").read_text()
+    repositories = yaml.safe_load((CHART / "values.yaml").read_text())
+    for service in ("router", "gmanager", "operator", "worker"):
+        assert repositories[service]["image"]["repository"] == f"infinite-llm-{service}"
+        assert (root / "deploy" / f"{service}.Dockerfile").is_file()
 
 
 def test_the_readme_tells_of_every_value() -> None:

@@ -77,6 +77,16 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/* On nodes of their own, where there are some: (dict "root" $ "component" "router"). */}}
+{{- define "infinite-llm.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "infinite-llm.selectorLabels" . | nindent 6 }}
+{{- end -}}
+
 {{/* All gManagers; clients ask the one that leads. */}}
 {{- define "infinite-llm.gmanagerAddress" -}}
 {{- $name := printf "%s-gmanager" (include "infinite-llm.name" .) -}}
