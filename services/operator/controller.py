@@ -99,24 +99,27 @@ class Controller:
 
     async def _keep(self, key: Key, wake: asyncio.Event) -> None:
         """Looks at one resource until it is gone."""
-        backoff_s, again_in_s = _FIRST_BACKOFF_S, None
+        backoff_s, again_in_s, pause_s = _FIRST_BACKOFF_S, None, _SETTLE_S
         while True:
             await _wait(wake, again_in_s)
-            await asyncio.sleep(_SETTLE_S)
+            await asyncio.sleep(pause_s)
             wake.clear()
             looked = await self._look_at(key)
             if self._unseen is not None:
                 self._unseen.discard(key)
-            if looked is None:
-                again_in_s, backoff_s = backoff_s, min(2 * backoff_s, _LONGEST_BACKOFF_S)
-            elif looked.is_gone:
+            if looked.is_gone:
                 del self._wakes[key]
                 return
+            again_in_s, pause_s = looked.again_in_s, _SETTLE_S
+            if looked.has_failed:
+                again_in_s = min(backoff_s, backoff_s if again_in_s is None else again_in_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                # A failure may itself be a change that wakes.
+                pause_s = _FIRST_BACKOFF_S
             else:
-                again_in_s, backoff_s = looked.again_in_s, _FIRST_BACKOFF_S
+                backoff_s = _FIRST_BACKOFF_S
 
-    async def _look_at(self, key: Key) -> Looked | None:
-        """None where it failed; what failed is looked at again later."""
+    async def _look_at(self, key: Key) -> Looked:
         async with self._at_once:
             started_s = time.monotonic()
             try:
@@ -124,12 +127,12 @@ class Controller:
             except InfiniteLLMError as error:
                 name = f"{key.namespace}/{key.name}"
                 _log.warning("failed", extra={"resource": name, "reason": error.message})
-                looked = None
+                looked = Looked(has_failed=True)
             except Exception:
                 _log.exception("failed", extra={"resource": f"{key.namespace}/{key.name}"})
-                looked = None
+                looked = Looked(has_failed=True)
             self._metrics.reconcile_s.observe(time.monotonic() - started_s)
-        self._metrics.reconciles.labels("failed" if looked is None else "ok").inc()
+        self._metrics.reconciles.labels("failed" if looked.has_failed else "ok").inc()
         return looked
 
 

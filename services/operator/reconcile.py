@@ -41,6 +41,8 @@ WORKERS = {"app.kubernetes.io/name": "infinite-llm", "app.kubernetes.io/componen
 
 class Looked(NamedTuple):
     is_gone: bool = False
+    has_failed: bool = False
+    """Something could not be done; it is worth another try."""
     again_in_s: float | None = None
     """None: when something changes."""
 
@@ -66,7 +68,7 @@ class Reconciler:
         self._held: dict[Key, set[int]] = {}
 
     async def look_at(self, key: Key) -> Looked:
-        """Raises ApiError where the server is away or refuses something."""
+        """Raises ApiError where the server does not tell what there is, or is away."""
         try:
             found = await self._api.get(paths.resource(key))
         except ApiError as error:
@@ -103,9 +105,7 @@ class Reconciler:
         self._metrics.observe(
             resource.key, resource.replicas, Counts.of(mine, wanted.template_hash)
         )
-        if trouble is not None:
-            raise ApiError(0, trouble.message)
-        return Looked(again_in_s=plan.look_again_in_s)
+        return Looked(has_failed=trouble is not None, again_in_s=plan.look_again_in_s)
 
     # -- what there is ----------------------------------------------------------------------------
 

@@ -27,6 +27,17 @@ async def test_from_nothing_to_ready_and_away(place: Place) -> None:
         await until(lambda: not place.nodes.pods)  # the garbage collector's work
 
 
+async def test_at_rest_nothing_is_written(place: Place) -> None:
+    async with place.operator():
+        await place.create(replicas=2, podTemplate={"spec": {"schedulerName": "none"}})
+        await place.until_serving(2)
+        await place.until_condition("Ready", "True")
+        await asyncio.sleep(0.5)
+        before = [(await place.read())["metadata"]["resourceVersion"], place.nodes.pods]
+        await asyncio.sleep(4.5)  # two resyncs
+        assert [(await place.read())["metadata"]["resourceVersion"], place.nodes.pods] == before
+
+
 async def test_fewer_are_wanted(place: Place) -> None:
     """The one that holds the least goes, once nobody needs it."""
     nodes = place.nodes

@@ -97,3 +97,20 @@ async def test_a_resource_that_is_gone_is_forgotten_and_may_come_again(quick: No
         await until(lambda: not controller._wakes)
         rig.write(replicas=2)
         await until(lambda: len(rig.pods) == 2)
+
+
+async def test_what_is_refused_is_not_asked_for_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal has another text, so that each makes another status, which wakes."""
+    monkeypatch.setattr(controllers, "_FIRST_BACKOFF_S", 0.1)
+    rig = Rig(replicas=1)
+    refusals: list[str] = []
+
+    def refuse(method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/pods"):
+            refusals.append(path)
+            raise ApiError(403, f"{len(refusals)} is too many")
+
+    rig.api.fault_before = refuse
+    async with running(rig):
+        await asyncio.sleep(0.55)
+        assert 2 <= len(refusals) <= 6
