@@ -7,6 +7,7 @@ to the owner and ends the connection.
 import logging
 
 from services.common.errors import PartLost
+from services.worker.distattention.priority import run_at_once
 from services.worker.distattention.session import Serving, Session
 from services.worker.distattention.transport.interface import NotTrusted, Stream
 from services.worker.distattention.wire import (
@@ -55,7 +56,10 @@ class Connection:
         self._stream.shutdown()
 
     def _serve(self) -> None:
-        session = Session(self._serving, self._stream, self._greet())
+        hello = self._greet()
+        if hello.max_rows:  # block copies can wait
+            run_at_once()
+        session = Session(self._serving, self._stream, hello)
         self._stream.send(Head(Kind.WELCOME))
         came: Head | None = None
         while True:
