@@ -3,15 +3,12 @@
 import random
 from dataclasses import dataclass, replace
 
-import httpx
-
+from benchmarks.doors import the_router
 from benchmarks.mixed_traces import VOCABULARY, Job
 from benchmarks.running_cluster import running_cluster
-from benchmarks.trace_replay import answer
 from services.common.errors import InternalError
 from services.local.plan import ClusterSpec
 
-_DEADLINE_S = 240.0
 _NUM_OUTPUT = 16
 
 
@@ -40,13 +37,11 @@ async def _longest(spec: ClusterSpec) -> int:
     num_tokens = spec.num_instances * spec.instance_capacity_tokens
     async with (
         running_cluster(spec) as cluster,
-        httpx.AsyncClient(
-            base_url=cluster.http_url, timeout=httpx.Timeout(_DEADLINE_S), trust_env=False
-        ) as client,
+        the_router(cluster, salt="") as ask,
     ):
         while num_tokens > _NUM_OUTPUT:
             prompt = [source.randrange(VOCABULARY) for _ in range(num_tokens - _NUM_OUTPUT)]
-            if await answer(client, spec.model_name, Job(0.0, tuple(prompt), _NUM_OUTPUT), salt=""):
+            if await ask(Job(tuple(prompt), _NUM_OUTPUT)):
                 return num_tokens
             num_tokens -= spec.block_size
     raise InternalError("no request was served")

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.command import new_parser, run
 from benchmarks.lent_steps import Rounds, measure_lent, measure_moving
 from benchmarks.longest_context import Longest, measure_longest
-from benchmarks.mixed_traces import TAILS, UNIFORM, Trace
+from benchmarks.mixed_traces import MAX_BATCH, NUM_BLOCKS, TAILS, UNIFORM, Trace
 from benchmarks.plots import Series, grouped_bars
 from benchmarks.report import Report
 from benchmarks.trace_replay import Comparison, compare
@@ -26,10 +26,10 @@ from services.local.plan import ClusterSpec
 
 PARTS = ("lent", "move", "trace", "context")
 INSTANCES = (2, 4)
-#: Small enough that traces fill it: 1,536 tokens.
-_TRACE_BLOCKS = 96
 _CONTEXT_BLOCKS = 64
-_JOBS_PER_INSTANCE = 30
+#: Several long requests, one after the other.
+_WINDOW_S = 45.0
+_QUICK_WINDOW_S = 30.0
 
 
 @dataclass(slots=True)
@@ -46,16 +46,21 @@ class Result:
         return {
             "lent_step_over_local": {str(c): round(r.ratio, 3) for c, r in self.lent.items()},
             **{f"move_{p}_slowdown": _rounded(self.moving.get(p)) for p in (16, 32)},
-            "pooled_over_static": {n: round(two[n].over_all, 2) for n in TAILS if n in two},
+            "pooled_over_static": {n: round(two[n].over_static, 2) for n in TAILS if n in two},
+            "pooled_over_in_turn": {n: round(two[n].over_in_turn, 2) for n in TAILS if n in two},
             "longest_context_over_one_instance": {
                 str(num): round(longest.ratio, 2) for num, longest in self.longest.items()
             },
-            "uniform_pooled_over_static": round(two[UNIFORM].over_all, 3) if two else None,
+            "uniform_pooled_over_static": _rounded_ratio(two.get(UNIFORM)),
         }
 
 
 def _rounded(rounds: Rounds | None) -> float | None:
     return round(rounds.slowdown, 4) if rounds else None
+
+
+def _rounded_ratio(comparison: Comparison | None) -> float | None:
+    return round(comparison.over_static, 3) if comparison else None
 
 
 async def measure(options: argparse.Namespace, spec: ClusterSpec, report: Report) -> Result:
@@ -70,7 +75,7 @@ async def measure(options: argparse.Namespace, spec: ClusterSpec, report: Report
         result.moving = await measure_moving(spec, kv_dtype, 2 * num_rounds, num_steps)
         _show_moving(result.moving, report)
     if "trace" in options.only:
-        for num in INSTANCES[:1] if options.quick else INSTANCES:
+        for num in options.instances:
             report.say(f"traces on {num} instances")
             result.traces[num] = await _compare(options, spec, num, report)
             _show_traces(num, result.traces[num], report)
@@ -84,15 +89,19 @@ async def measure(options: argparse.Namespace, spec: ClusterSpec, report: Report
 async def _compare(
     options: argparse.Namespace, spec: ClusterSpec, num: int, report: Report
 ) -> dict[str, Comparison]:
-    spec = small(spec, num, _TRACE_BLOCKS, options.kv_dtype)
-    num_jobs = _JOBS_PER_INSTANCE * num // (3 if options.quick else 1)
-    capacity = spec.instance_capacity_tokens
-    traces = [Trace.generate(name, num_jobs, capacity) for name in (UNIFORM, *TAILS)]
-    return await compare(spec, traces, 1 if options.quick else 2, report.say)
+    spec = small(spec, num, NUM_BLOCKS, options.kv_dtype, max_running=MAX_BATCH)
+    traces = [Trace(name, num, spec.instance_capacity_tokens) for name in options.traces]
+    num_repeats, window_s = (1, _QUICK_WINDOW_S) if options.quick else (2, _WINDOW_S)
+    return await compare(spec, traces, num_repeats, window_s, report.say)
 
 
-def small(spec: ClusterSpec, num_instances: int, num_blocks: int, kv_dtype: str) -> ClusterSpec:
-    overrides = {"worker": {"kv_dtype": kv_dtype, "queue_timeout_s": 300}}
+def small(
+    spec: ClusterSpec, num_instances: int, num_blocks: int, kv_dtype: str, **worker: int
+) -> ClusterSpec:
+    overrides: dict[str, dict[str, object]] = {
+        "worker": {"kv_dtype": kv_dtype, "queue_timeout_s": 300, **worker},
+        "router": {"queue_timeout_s": 300},
+    }
     return replace(spec, num_instances=num_instances, num_blocks=num_blocks, overrides=overrides)
 
 
@@ -125,14 +134,14 @@ def _each(rounds: Rounds) -> str:
 def _show_traces(num: int, compared: Mapping[str, Comparison], report: Report) -> None:
     def cells(name: str, c: Comparison) -> tuple[str, ...]:
         sides = [
-            " ".join(f"{r.tokens_per_s:.0f} ({len(r.served)})" for r in replays)
-            for replays in (c.static, c.pooled)
+            " ".join(f"{r.tokens_per_s:.0f} ({r.num_long_served})" for r in replays)
+            for replays in (c.in_turn, c.static, c.pooled)
         ]
-        return name, *sides, f"{c.over_all:.2f}", f"{c.over_common:.2f}"
+        return name, *sides, f"{c.over_static:.2f}", f"{c.over_in_turn:.2f}"
 
     report.table(
-        f"{num} instances: generated tokens/s (requests served)",
-        ("trace", "static", "pooled", "pooled over static", "of what both serve"),
+        f"{num} instances: generated tokens/s (long requests served)",
+        ("trace", "in turn", "static", "pooled", "pooled over static", "over in turn"),
         [cells(name, comparison) for name, comparison in compared.items()],
     )
 
@@ -157,10 +166,16 @@ def plot(result: Result, path: Path) -> None:
         panels["a decode step"] = (list(steps), {"over all blocks here": list(steps.values())})
     if result.traces:
         series = {
-            f"{num} instances": [compared.over_all for compared in traces.values()]
+            f"{num} instances, over {name.replace('_', ' ')}": [
+                getattr(compared, f"over_{name}") for compared in traces.values()
+            ]
             for num, traces in result.traces.items()
+            for name in ("static", "in_turn")
         }
-        panels["tokens/s of a trace over static"] = ([UNIFORM, *TAILS], series)
+        panels["tokens/s of a trace, pooled"] = (
+            list(next(iter(result.traces.values()))),
+            series,
+        )
     if result.longest:
         ratios = [of.ratio for of in result.longest.values()]
         labels = [f"{num} instances" for num in result.longest]
@@ -168,16 +183,25 @@ def plot(result: Result, path: Path) -> None:
     grouped_bars(path, panels)
 
 
-def parts(text: str) -> tuple[str, ...]:
-    wanted = tuple(text.split(","))
-    if not set(wanted) <= set(PARTS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {','.join(PARTS)}")
-    return wanted
+def some_of(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        wanted = tuple(text.split(","))
+        if not set(wanted) <= set(names):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {','.join(names)}")
+        return wanted
+
+    return parse
 
 
 def main(arguments: list[str]) -> None:
     parser, report = new_parser("pooling", __doc__), Report()
-    parser.add_argument("--only", type=parts, default=PARTS, help=f"some of {','.join(PARTS)}")
+    for option, names in (("--only", PARTS), ("--traces", (UNIFORM, *TAILS))):
+        parser.add_argument(
+            option, type=some_of(names), default=names, help=f"some of {','.join(names)}"
+        )
+    parser.add_argument(
+        "--instances", type=int, nargs="+", default=INSTANCES, help="of the traces' clusters"
+    )
     parser.add_argument("--plot", type=Path, help="where to draw the ratios (SVG)")
     parser.set_defaults(dtype="bfloat16", kv_dtype="bfloat16", threads=1)
     options = parser.parse_args(arguments)
@@ -187,6 +211,7 @@ def main(arguments: list[str]) -> None:
         model_name=DEFAULT_MODEL,
         dtype=options.dtype,
         num_cores=options.threads,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
     )
     result = asyncio.run(measure(options, spec, report))
     if options.plot:

@@ -1,139 +1,166 @@
-"""Replays traces against whole clusters through the router, pooled and static.
+"""Lets the users of a trace loose on whole clusters: pooled, static, and dealt out in turn.
 
-Static is the same cluster with pooling off: every instance on its own.
+Static is the same cluster with pooling off: every instance on its own, behind a router that knows
+how full each is. Dealt out in turn, that cluster is engines that know nothing of each other.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from statistics import median
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.mixed_traces import Job, Trace
+from benchmarks.doors import Ask, the_router, workers_in_turn
+from benchmarks.mixed_traces import Trace
 from benchmarks.running_cluster import running_cluster
-from services.local.plan import ClusterSpec
+from services.local.cluster import LocalCluster
+from services.local.plan import HOST, ClusterSpec
 
-#: Until an answer is whole, the queue before it included.
-_ANSWER_DEADLINE_S = 240.0
-#: What was given back shows in the router's view, and caches are as they will be.
-_PAUSE_S = 1.0
+#: Batches are full and the first long requests have been computed.
+_WARMUP_S = 8.0
+#: What was given back shows in the router's view, and nobody lends or borrows.
+_PAUSE_S = 2.0
+Door = Callable[[LocalCluster, str], AbstractAsyncContextManager[Ask]]
+_COUNTED = ("generated_tokens", "steps", "moved_blocks", "preemptions")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Of one job: when its answer was whole, None where it was refused or failed."""
+class Counts:
+    """What one instance did in the time that is measured."""
 
-    job: Job
-    ended_s: float | None
+    generated_tokens: float
+    steps: float
+    moved_blocks: float
+    preemptions: float
+
+    @property
+    def batch(self) -> float:
+        """Tokens of a step, on average: smaller than the batch where steps prefill alone."""
+        return self.generated_tokens / max(1.0, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def served(self) -> frozenset[int]:
-        """Which jobs, by place."""
-        return frozenset(i for i, o in enumerate(self.outcomes) if o.ended_s is not None)
+    instances: tuple[Counts, ...]
+    duration_s: float
+    num_long_served: int
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens_per_s_of(self.served)
+        """Generated for everybody, those included whose answers are not whole yet."""
+        return sum(counts.generated_tokens for counts in self.instances) / self.duration_s
 
     def describe(self) -> str:
-        last_s = max((outcome.ended_s or 0.0 for outcome in self.outcomes), default=0.0)
+        batches = " + ".join(f"{counts.batch:.1f}" for counts in self.instances)
+        num_moved = sum(counts.moved_blocks for counts in self.instances)
+        num_preempted = sum(counts.preemptions for counts in self.instances)
         return (
-            f"{len(self.served)} of {len(self.outcomes)} requests served in {last_s:.1f} s, "
-            f"{self.tokens_per_s:.1f} tokens/s"
+            f"{self.tokens_per_s:.1f} tokens/s, batches {batches}, {num_moved:.0f} blocks moved, "
+            f"{num_preempted:.0f} preempted, {self.num_long_served} long requests served"
         )
-
-    def tokens_per_s_of(self, places: frozenset[int]) -> float:
-        """Generated for these jobs, until the last of them was complete."""
-        outcomes = [self.outcomes[place] for place in places & self.served]
-        if not outcomes:
-            return 0.0
-        num_tokens = sum(outcome.job.num_output for outcome in outcomes)
-        return num_tokens / max(outcome.ended_s or 0.0 for outcome in outcomes)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One trace, pooled and static, as often each."""
+    """One trace, as often on each."""
 
     pooled: tuple[Replay, ...]
     static: tuple[Replay, ...]
+    in_turn: tuple[Replay, ...]
 
     @property
-    def over_all(self) -> float:
-        """Throughput over whatever each could serve."""
-        return median(r.tokens_per_s for r in self.pooled) / median(
-            r.tokens_per_s for r in self.static
-        )
+    def over_static(self) -> float:
+        return _median(self.pooled) / _median(self.static)
 
     @property
-    def over_common(self) -> float:
-        """Throughput over the requests that every replay served."""
-        common = frozenset.intersection(*(r.served for r in (*self.pooled, *self.static)))
-        return median(r.tokens_per_s_of(common) for r in self.pooled) / median(
-            r.tokens_per_s_of(common) for r in self.static
-        )
+    def over_in_turn(self) -> float:
+        return _median(self.pooled) / _median(self.in_turn)
+
+
+def _median(replays: Sequence[Replay]) -> float:
+    return median(replay.tokens_per_s for replay in replays)
 
 
 async def compare(
-    spec: ClusterSpec, traces: Sequence[Trace], num_repeats: int, say: Callable[[str], None]
+    spec: ClusterSpec,
+    traces: Sequence[Trace],
+    num_repeats: int,
+    window_s: float,
+    say: Callable[[str], None],
 ) -> dict[str, Comparison]:
-    """Both clusters are up all the time and take turns: what else the machine does hits both."""
+    """The clusters are up all the time and take turns: what else the machine does hits all."""
     comparisons = {}
     async with (
         running_cluster(replace(spec, pooling=True)) as pooled,
         running_cluster(replace(spec, pooling=False)) as static,
     ):
-        urls = {True: pooled.http_url, False: static.http_url}
+        sides: dict[str, tuple[LocalCluster, Door]] = {
+            "pooled": (pooled, the_router),
+            "static": (static, the_router),
+            "in_turn": (static, workers_in_turn),
+        }
         for trace in traces:
-            replays: dict[bool, list[Replay]] = {True: [], False: []}
-            # A, B, B, A, ...: neither has the better turns.
-            for turn in range(2 * num_repeats):
-                is_pooled = turn % 4 in (1, 2)
-                # Other prompts each time: nothing is found in a cache, in both alike.
-                done = await replay(urls[is_pooled], spec.model_name, trace, salt=str(turn))
-                replays[is_pooled].append(done)
-                say(f"{trace.name}, {'pooled' if is_pooled else 'static'}: {done.describe()}")
-                await asyncio.sleep(_PAUSE_S)
-            comparisons[trace.name] = Comparison(tuple(replays[True]), tuple(replays[False]))
+            replays: dict[str, list[Replay]] = {side: [] for side in sides}
+            # A, B, C, C, B, A, ...: nobody has the better turns.
+            for turn in range(num_repeats):
+                for side in list(sides)[:: -1 if turn % 2 else 1]:
+                    cluster, door = sides[side]
+                    # Other prompts each time: nothing is found in a cache, by anybody.
+                    async with door(cluster, f"{trace.name} {turn} {side}") as ask:
+                        done = await replay(cluster, trace, window_s, ask)
+                    replays[side].append(done)
+                    say(f"{trace.name}, {side}: {done.describe()}")
+                    await asyncio.sleep(_PAUSE_S)
+            comparisons[trace.name] = Comparison(**{s: tuple(r) for s, r in replays.items()})
     return comparisons
 
 
-async def replay(url: str, model: str, trace: Trace, salt: str) -> Replay:
-    timeout = httpx.Timeout(_ANSWER_DEADLINE_S)
-    limits = httpx.Limits(max_connections=len(trace.jobs))
-    async with httpx.AsyncClient(
-        base_url=url, timeout=timeout, limits=limits, trust_env=False
-    ) as client:
-        started_s = time.monotonic()
+async def replay(cluster: LocalCluster, trace: Trace, window_s: float, ask: Ask) -> Replay:
+    """What the cluster does in `window_s`, once all users are there."""
+    num_long_served = 0
 
-        async def run(job: Job) -> Outcome:
-            await asyncio.sleep(job.at_s)
-            is_served = await answer(client, model, job, salt)
-            return Outcome(job, time.monotonic() - started_s if is_served else None)
+    async def use(user: int) -> None:
+        nonlocal num_long_served
+        for job in trace.jobs_of(user):
+            is_served = await ask(job)
+            num_long_served += is_served and user < trace.num_long_users
 
-        outcomes = await asyncio.gather(*(run(job) for job in trace.jobs))
-    return Replay(tuple(outcomes))
-
-
-async def answer(client: httpx.AsyncClient, model: str, job: Job, salt: str) -> bool:
-    """Whether the request was served to its end."""
-    body = {
-        "model": model,
-        "prompt": job.prompt,
-        "max_tokens": job.num_output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_salt": salt,
-    }
+    users = [asyncio.create_task(use(user)) for user in range(trace.num_users)]
     try:
-        response = await client.post("/v1/completions", json=body)
-    except httpx.TimeoutException:
-        return False
-    return response.is_success
+        await asyncio.sleep(_WARMUP_S)
+        before, started_s = await _counts(cluster), time.monotonic()
+        await asyncio.sleep(window_s)
+        after, ended_s = await _counts(cluster), time.monotonic()
+    finally:
+        for task in users:
+            task.cancel()
+        await asyncio.gather(*users, return_exceptions=True)
+    instances = tuple(
+        Counts(*(new - old for new, old in zip(news, olds, strict=True)))
+        for news, olds in zip(after, before, strict=True)
+    )
+    return Replay(instances, ended_s - started_s, num_long_served)
+
+
+async def _counts(cluster: LocalCluster) -> list[list[float]]:
+    """By instance, in the order of `_COUNTED`."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return [
+            await _counts_of(client, f"http://{HOST}:{port}/metrics")
+            for port in cluster.ports.worker_metrics
+        ]
+
+
+async def _counts_of(client: httpx.AsyncClient, url: str) -> list[float]:
+    text = (await client.get(url)).text
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.labels
+    }
+    return [values[f"infinite_llm_worker_{name}_total"] for name in _COUNTED]

@@ -101,7 +101,8 @@ class Dispatcher:
         # A cluster that has shrunk may grow again; until then it would refuse.
         if recovery.num_failures and job.num_tokens > max_request_tokens(usable):
             return None
-        return pick(usable, job.num_tokens, self._dispatched, job.prefers)
+        pooling = self._discovery.is_pooling
+        return pick(usable, job.num_tokens, self._dispatched, job.prefers, pooling)
 
     def _room(self) -> Room | None:
         instances = self._discovery.serving

@@ -86,21 +86,25 @@ def pick(
     num_tokens: int,
     dispatched: Dispatched,
     preferred: InstId | None = None,
+    is_pooling: bool = True,
 ) -> Instance | None:
     """Returns the best of `instances` for a sequence of `num_tokens` (prompt and output) or None.
 
     First come instances whose own memory has room for the whole sequence; the others would borrow
-    or, where the cluster is full now, queue it. Of those with room `preferred` comes first: it has
-    the prompt computed. Ties go to the smaller batch, then the smaller id.
+    or, where the cluster is full now, queue it. Where memory is pooled, those come before them all
+    where nobody waits: free memory is of no use beside a full batch, but to lend it. Of those with
+    room `preferred` comes first: it has the prompt computed. Ties go to the smaller batch, then the
+    smaller id.
     """
 
-    def rank(instance: Instance) -> tuple[bool, bool, float, int, int]:
+    def rank(instance: Instance) -> tuple[bool, bool, bool, float, int, int]:
         num_free = headroom(instance, dispatched)
         batch = instance.batch + dispatched.unreported(instance)[1]
         must_borrow = instance.blocks_for(num_tokens) > num_free
         is_other = instance.inst_id != preferred
+        must_wait = is_pooling and is_other and instance.num_waiting > 0
         score = _score(instance, num_free, batch)
-        return must_borrow, is_other, -score, batch, instance.inst_id
+        return must_wait, must_borrow, is_other, -score, batch, instance.inst_id
 
     candidates = [instance for instance in instances if num_tokens <= instance.max_model_len]
     return min(candidates, key=rank, default=None)

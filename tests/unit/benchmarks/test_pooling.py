@@ -1,63 +1,68 @@
 """Traces are the same each time and of the sizes they say; ratios compare what they claim to."""
 
 import argparse
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from benchmarks.lent_steps import Rounds, Steps
 from benchmarks.longest_context import Longest
-from benchmarks.mixed_traces import TAILS, UNIFORM, Job, Trace
-from benchmarks.pooling import Result, parts, plot
-from benchmarks.trace_replay import Comparison, Outcome, Replay
+from benchmarks.mixed_traces import MAX_BATCH, NUM_BLOCKS, TAILS, UNIFORM, Job, Trace
+from benchmarks.pooling import PARTS, Result, plot, some_of
+from benchmarks.trace_replay import Comparison, Counts, Replay
 
 CAPACITY = 1536
 
 
+def jobs(trace: Trace, user: int, num_jobs: int = 5) -> list[Job]:
+    return list(islice(trace.jobs_of(user), num_jobs))
+
+
 @pytest.mark.parametrize("name", [UNIFORM, *TAILS])
 def test_a_trace_is_the_same_each_time(name: str) -> None:
-    assert Trace.generate(name, 40, CAPACITY) == Trace.generate(name, 40, CAPACITY)
-    assert Trace.generate(name, 40, CAPACITY) != Trace.generate(name, 40, CAPACITY, seed=1)
+    assert jobs(Trace(name, 2, CAPACITY), 0) == jobs(Trace(name, 2, CAPACITY), 0)
+    assert jobs(Trace(name, 2, CAPACITY), 0) != jobs(Trace(name, 2, CAPACITY, seed=1), 0)
+    assert jobs(Trace(name, 2, CAPACITY), 4) != jobs(Trace(name, 2, CAPACITY), 5)
 
 
 @pytest.mark.parametrize("name", TAILS)
 def test_the_tail_has_the_sizes_that_its_name_says(name: str) -> None:
-    jobs = Trace.generate(name, 100, CAPACITY).jobs
-    long = [job for job in jobs if job.num_tokens > 200]
-    low, high = TAILS[name]
-    assert len(long) == 12
-    assert all(low * CAPACITY - 1 <= job.num_tokens <= high * CAPACITY for job in long)
-    assert long[-1] in jobs[:67]
-    assert [job.at_s for job in jobs] == sorted(job.at_s for job in jobs)
+    trace, (low, high) = Trace(name, 4, CAPACITY), TAILS[name]
+    assert trace.num_long_users == 2
+    for user in range(trace.num_long_users):
+        sizes = [job.num_tokens for job in jobs(trace, user)]
+        assert all(low * CAPACITY - 1 <= size <= high * CAPACITY < CAPACITY for size in sizes)
+    assert all(job.num_tokens < 200 for job in jobs(trace, trace.num_users - 1))
 
 
-def test_only_the_high_tail_exceeds_an_instance() -> None:
-    exceeds = {
-        name: any(job.num_tokens > CAPACITY for job in Trace.generate(name, 60, CAPACITY).jobs)
-        for name in TAILS
-    }
-    assert exceeds == {"low": False, "middle": False, "high": True}
+def test_short_requests_fill_every_batch_but_not_the_memory() -> None:
+    trace = Trace("low", 2, NUM_BLOCKS * 16)
+    assert trace.num_users - trace.num_long_users > 2 * MAX_BATCH
+    assert trace.capacity_tokens / 2 == MAX_BATCH * 96
 
 
 def test_a_uniform_trace_asks_the_same_of_everybody() -> None:
-    jobs = Trace.generate(UNIFORM, 20, CAPACITY).jobs
-    assert len({(len(job.prompt), job.num_output) for job in jobs}) == 1
+    trace = Trace(UNIFORM, 2, CAPACITY)
+    assert trace.num_long_users == 0
+    sizes = {(len(j.prompt), j.num_output) for user in (0, 7) for j in jobs(trace, user)}
+    assert len(sizes) == 1
 
 
-def replay(*ended_s: float | None) -> Replay:
-    return Replay(tuple(Outcome(Job(0.0, (1,), 10), at_s) for at_s in ended_s))
+def replay(*tokens: float, duration_s: float = 1.0) -> Replay:
+    instances = tuple(Counts(num, num / 2, 0.0, 0.0) for num in tokens)
+    return Replay(instances, duration_s, num_long_served=1)
 
 
-def test_what_is_not_served_brings_no_tokens() -> None:
-    assert replay(1.0, 4.0).tokens_per_s == 5.0
-    assert replay(1.0, None).tokens_per_s == 10.0
-    assert replay(None).tokens_per_s == 0.0
+def test_throughput_is_that_of_all_instances() -> None:
+    assert replay(30.0, 10.0, duration_s=2.0).tokens_per_s == 20.0
+    assert "batches 2.0 + 2.0" in replay(30.0, 10.0).describe()
 
 
-def test_pooled_over_static_of_all_and_of_what_both_serve() -> None:
-    compared = Comparison(pooled=(replay(1.0, 2.0),), static=(replay(2.0, None),))
-    assert compared.over_all == 2.0  # 20 tokens in 2 s against 10 in 2 s
-    assert compared.over_common == 2.0  # 10 tokens in 1 s against 10 in 2 s
+def test_pooled_over_static_is_of_the_median_turns() -> None:
+    pooled = (replay(20.0), replay(22.0), replay(90.0))
+    compared = Comparison(pooled, static=(replay(11.0),), in_turn=(replay(5.5),))
+    assert (compared.over_static, compared.over_in_turn) == (2.0, 4.0)
 
 
 def test_a_slowdown_is_the_throughput_that_is_lost() -> None:
@@ -68,7 +73,7 @@ def test_a_slowdown_is_the_throughput_that_is_lost() -> None:
 
 def measured() -> Result:
     rounds = Rounds([Steps(0.02, 0.021)])
-    compared = Comparison(pooled=(replay(1.0),), static=(replay(2.0),))
+    compared = Comparison((replay(20.0),), static=(replay(10.0),), in_turn=(replay(5.0),))
     traces = {num: dict.fromkeys((UNIFORM, *TAILS), compared) for num in (2, 4)}
     lent, moving = {2048: rounds, 8192: rounds}, {16: rounds, 32: rounds}
     return Result(lent, moving, traces, {2: Longest(2000, 1000), 4: Longest(3900, 1000)})
@@ -80,6 +85,7 @@ def test_the_last_line_has_every_figure() -> None:
         "move_16_slowdown": 0.0476,
         "move_32_slowdown": 0.0476,
         "pooled_over_static": {"low": 2.0, "middle": 2.0, "high": 2.0},
+        "pooled_over_in_turn": {"low": 4.0, "middle": 4.0, "high": 4.0},
         "longest_context_over_one_instance": {"2": 2.0, "4": 3.9},
         "uniform_pooled_over_static": 2.0,
     }
@@ -96,6 +102,6 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_exist_are_refused() -> None:
-    assert parts("lent,move") == ("lent", "move")
+    assert some_of(PARTS)("lent,move") == ("lent", "move")
     with pytest.raises(argparse.ArgumentTypeError):
-        parts("lent,sleep")
+        some_of(PARTS)("lent,sleep")

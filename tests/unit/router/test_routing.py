@@ -81,6 +81,13 @@ def test_an_instance_with_the_prompt_computed_is_preferred_while_it_has_room(
     assert found is not None and found.inst_id == expected
 
 
+@pytest.mark.parametrize(("is_pooling", "expected"), [(True, 2), (False, 1)])
+def test_memory_beside_a_full_batch_is_there_to_be_lent(is_pooling: bool, expected: int) -> None:
+    full_batch, full_memory = instance(1, batch=12, num_waiting=4), instance(2, free_blocks=0)
+    found = pick([full_batch, full_memory], 160, Dispatched(), is_pooling=is_pooling)
+    assert found is not None and found.inst_id == expected
+
+
 def test_a_burst_spreads_before_the_next_report() -> None:
     dispatched = Dispatched()
     instances = [instance(1), instance(2)]
