@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from services.local.cluster import LocalCluster
 from tests.integration.cluster import NUM_BLOCKS, assert_no_leak, make_spec, running_cluster
+from tests.integration.redis_server import RedisServer, running_redis
 
 
 class ClusterPool:
@@ -102,3 +104,9 @@ def hurt_trio(cluster_pool: ClusterPool, no_leak: None) -> Iterator[LocalCluster
     cluster = cluster_pool.get(3, NUM_BLOCKS, "hurt")
     yield cluster
     cluster_pool.heal(cluster)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as server:
+        yield server

@@ -27,12 +27,6 @@ HEARTBEAT_S = 0.5
 
 
 @pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
 def gmanager(redis_server: RedisServer, tmp_path: Path) -> Iterator[GManagerProcess]:
     process = GManagerProcess(tmp_path / "gmanager.log", redis_url=redis_server.url)
     yield process

@@ -6,7 +6,7 @@ Whenever Redis is well, it holds the whole map; whatever it does, it costs no mo
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,12 +34,6 @@ from tests.unit.gmanager.builders import make_heartbeat, make_info, make_row
 pytestmark = pytest.mark.integration
 
 TERM = Term(5)
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as server:
-        yield server
 
 
 @dataclass

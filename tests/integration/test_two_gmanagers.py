@@ -20,7 +20,7 @@ from services.common.rpc import error_from_rpc
 from services.gmanager import convert
 from services.worker.rmanager.rmanager import RManager
 from tests.integration.gmanager_process import PROMPT_S, GManagerProcess
-from tests.integration.redis_server import START_DEADLINE_S, RedisServer, running_redis
+from tests.integration.redis_server import START_DEADLINE_S, RedisServer
 from tests.unit.gmanager.builders import make_info, make_row
 from tests.unit.gmanager.fake_rmanager import FakeRManager, serving
 from tests.unit.worker.rmanager.rig import Instance
@@ -33,12 +33,6 @@ HEARTBEAT_S = 0.2
 SLACK_S = 1.0
 HELD_DOWN = types_pb2.InstanceLoad(running=2, waiting=6, waiting_blocks=60, running_tokens=1600)
 IDLE = types_pb2.InstanceLoad(free_blocks=100)
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_redis(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture
