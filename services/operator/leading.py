@@ -50,7 +50,7 @@ class Leading:
             try:
                 await self._work()
             finally:
-                self._metrics.leading.set(0)
+                self._metrics.rest()
                 self._controller = None
 
     async def _work(self) -> None:

@@ -33,7 +33,7 @@ class OperatorMetrics:
         self.replicas = Gauge(
             f"{_PREFIX}_replicas",
             "Replicas of a resource by state: desired, live, ready, draining, updated",
-            ["namespace", "name", "state"],
+            ["resource_namespace", "resource", "state"],
             registry=registry,
         )
 
@@ -49,4 +49,9 @@ class OperatorMetrics:
             self.replicas.labels(*key, state).set(value)
 
     def forget(self, key: Key) -> None:
-        self.replicas.remove_by_labels({"namespace": key.namespace, "name": key.name})
+        self.replicas.remove_by_labels({"resource_namespace": key.namespace, "resource": key.name})
+
+    def rest(self) -> None:
+        """Another operator leads: what this one saw last is not so any more."""
+        self.leading.set(0)
+        self.replicas.clear()

@@ -10,6 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from services.gmanager.metrics import GManagerMetrics
+from services.operator.metrics import OperatorMetrics
 from services.router.metrics import RouterMetrics
 from services.worker.distattention.metrics import DataPlaneMetrics
 from tests.chart.conftest import CHART, DEADLINE_S, Helm
@@ -25,6 +26,7 @@ def exported_metrics() -> set[str]:
     router, registry = RouterMetrics(), CollectorRegistry()
     GManagerMetrics(registry)
     DataPlaneMetrics(registry)
+    OperatorMetrics(registry)
     names = set()
     for family in (*router.registry.collect(), *registry.collect()):
         names |= {family.name, f"{family.name}_total", f"{family.name}_bucket"}

@@ -21,6 +21,13 @@ def build(rig: Rig, lease_s: float) -> Leading:
     return Leading(CONFIG, rig.api, FakeViews(), lease, rig.metrics)
 
 
+def _values(rig: Rig) -> dict[str, list[float]]:
+    """Of the gauges."""
+    gauges = (rig.metrics.leading, rig.metrics.replicas)
+    found = [sample for gauge in gauges for family in gauge.collect() for sample in family.samples]
+    return {sample.name: [s.value for s in found if s.name == sample.name] for sample in found}
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5.0):
         while not condition():
@@ -50,7 +57,7 @@ async def test_without_the_lease_nothing_is_done_and_with_it_it_goes_on() -> Non
             raise ApiError(0, "away")
 
     rig.api.fault_before = refuse
-    await until(lambda: rig.metrics.leading._value.get() == 0)
+    await until(lambda: _values(rig) == {"infinite_llm_operator_leading": [0.0]})
     rig.write(replicas=3)
     await asyncio.sleep(0.1)
     assert len(rig.pods) == 1
