@@ -4,9 +4,11 @@
     |- ClientError                     the caller must change something
     |  |- InvalidRequest               400  INVALID_ARGUMENT     invalid_request_error
     |  |- ContextLengthExceeded        400  OUT_OF_RANGE         context_length_exceeded
+    |  |- Unauthenticated              401  UNAUTHENTICATED      invalid_api_key
     |  `- ModelNotFound                404  NOT_FOUND            model_not_found
     |- ServerError                     the service's fault
     |  |- Overloaded                   429  RESOURCE_EXHAUSTED   overloaded          retry
+    |  |  `- RateLimited               429  RESOURCE_EXHAUSTED   rate_limit_exceeded retry
     |  |- Unavailable                  503  UNAVAILABLE          unavailable         retry
     |  |- NotLeader                    503  UNAVAILABLE          not_leader          retry elsewhere
     |  |- InstanceLost                 502  ABORTED              instance_lost       retry
@@ -58,6 +60,12 @@ class ContextLengthExceeded(ClientError):
     code = "context_length_exceeded"
 
 
+class Unauthenticated(ClientError):
+    http_status = 401
+    grpc_code = "UNAUTHENTICATED"
+    code = "invalid_api_key"
+
+
 class ModelNotFound(ClientError):
     http_status = 404
     grpc_code = "NOT_FOUND"
@@ -83,6 +91,12 @@ class Overloaded(ServerError):
         """`retry_after_s`: not told to other processes, which know how long their own queue is."""
         super().__init__(message, param)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """By this client: it has used what its key allows."""
+
+    code = "rate_limit_exceeded"
 
 
 class Unavailable(ServerError):
@@ -139,9 +153,11 @@ BY_CODE: dict[str, type[InfiniteLLMError]] = {
     for cls in (
         InvalidRequest,
         ContextLengthExceeded,
+        Unauthenticated,
         ModelNotFound,
         InternalError,
         Overloaded,
+        RateLimited,
         Unavailable,
         NotLeader,
         InstanceLost,

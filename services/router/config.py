@@ -37,6 +37,17 @@ class RouterConfig:
     queue_patience_s: float = 5.0
     """One that does not fit lets others pass for this long."""
     max_body_bytes: int = 32 * 1024 * 1024
+    """Of one HTTP body or gRPC message."""
+    max_open_requests: int = 4096
+    """HTTP requests at once, of all routes but the probes; above it the answer is 429."""
+    api_keys_file: Path | None = None
+    """Keys that are asked for on everything but the probes, made by `services.router.access`;
+    reloaded when it changes. None: everybody may come in."""
+    tls_certificate: Path | None = None
+    """PEM files with which both doors speak TLS, renewed without a restart."""
+    tls_key: Path | None = None
+    metrics_port: int = 0
+    """`/metrics` once more, here without a key; 0: not."""
     shutdown_timeout_s: float = 10.0
     """How long running streams may go on after SIGTERM."""
     otlp_endpoint: str = ""
@@ -53,12 +64,15 @@ class RouterConfig:
             "queue_timeout_s",
             "queue_patience_s",
             "max_body_bytes",
+            "max_open_requests",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"INFINITE_LLM_{name.upper()} must be above 0")
         if self.shutdown_timeout_s < 0:
             raise ConfigError("INFINITE_LLM_SHUTDOWN_TIMEOUT_S must not be negative")
-        for name in ("http_port", "grpc_port"):
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("INFINITE_LLM_TLS_CERTIFICATE and INFINITE_LLM_TLS_KEY go together")
+        for name in ("http_port", "grpc_port", "metrics_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"INFINITE_LLM_{name.upper()} must be from 0 to 65535")
 

@@ -16,6 +16,7 @@ from services.common.errors import (
     ModelNotFound,
     Unavailable,
 )
+from services.router.access.account import charge
 from services.router.admission import Admission
 from services.router.capacity import max_request_tokens
 from services.router.choice import Choice, Emit, PromptShare, TextEvent
@@ -58,6 +59,7 @@ class Generation:
             jobs = await self._jobs(request, time.time())
             num_prompt_tokens = sum(len(job.prompt_token_ids) for job in jobs)
             self._metrics.prompt_tokens.inc(num_prompt_tokens)
+            charge(num_prompt_tokens)
             shares = [PromptShare() for _ in jobs]
             num_tokens = await self._run_all(request, jobs, shares, emit)
             num_cached = sum(share.num_cached_tokens for share in shares)
@@ -117,6 +119,7 @@ class Generation:
 
         async def on_chunk(chunk: TokenChunk) -> bool:
             timer.on_tokens(len(chunk.token_ids))
+            charge(len(chunk.token_ids))
             share.learn(chunk)
             return await choice.on_chunk(chunk, share)
 

@@ -1,6 +1,7 @@
 """The public gRPC front door: text in, text out, through the same path as HTTP."""
 
 import asyncio
+from dataclasses import dataclass
 
 import grpc
 
@@ -10,10 +11,13 @@ from services.common.ids import new_req_id
 from services.common.rpc import new_server
 from services.common.sampling import SamplingParams
 from services.common.telemetry import req_id_context
+from services.router.access.grpc_guard import GrpcGuard
+from services.router.access.key_file import KeyFile
 from services.router.choice import TextEvent
 from services.router.generation import Generation
 from services.router.metrics import RouterMetrics
 from services.router.request import CHAT_MAX_TOKENS, ChatPrompt, Prompt, TextRequest
+from services.router.tls import ServerTls
 
 SERVICE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _ROUTE = f"/{SERVICE_NAME}/Generate"
@@ -94,14 +98,28 @@ def _sampling(request: inference_pb2.GenerateRequest) -> SamplingParams:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    max_request_bytes: int
+    keys: KeyFile | None
+    """None: everybody may come in."""
+    tls: ServerTls | None
+
+
 class GrpcServer:
     """Binds at construction; port 0 takes a free one."""
 
-    def __init__(self, servicer: InferenceServicer, host: str, port: int) -> None:
-        self.server = new_server()
+    def __init__(
+        self, servicer: InferenceServicer, host: str, port: int, limits: GrpcLimits
+    ) -> None:
+        guards = [] if limits.keys is None else [GrpcGuard(limits.keys)]
+        self.server = new_server(guards, limits.max_request_bytes)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self.server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self.server.add_insecure_port(address)
+            if limits.tls is None:
+                self.port = self.server.add_insecure_port(address)
+            else:
+                self.port = self.server.add_secure_port(address, limits.tls.grpc_credentials())
         except RuntimeError as error:
             raise ConfigError(f"INFINITE_LLM_GRPC_PORT: cannot listen on {address}") from error

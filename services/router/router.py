@@ -9,17 +9,19 @@ import logging
 from services.common.addresses import split_addresses
 from services.common.gmanagers import GManagers
 from services.common.health import HealthReporter
+from services.common.telemetry import start_metrics_server
 from services.router.admission import Admission
 from services.router.config import RouterConfig
 from services.router.discovery import Discovery
 from services.router.dispatch import Dispatcher
 from services.router.generation import Generation
-from services.router.grpc_server import SERVICE_NAME, GrpcServer, InferenceServicer
-from services.router.http.app import create_app
+from services.router.grpc_server import SERVICE_NAME, GrpcLimits, GrpcServer, InferenceServicer
+from services.router.http.app import Door, create_app
 from services.router.http.routes import HttpLimits, OpenAiRoutes
 from services.router.http.server import HttpServer
 from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
+from services.router.renewed import Renewed
 from services.router.served_model import ServedModel
 from services.router.turns import QueueLimits
 from services.router.worker_call import StreamTimeouts
@@ -50,11 +52,20 @@ class Router:
         self._dispatcher = Dispatcher(self._discovery, channels, timeouts, limits, metrics)
         self._admission = Admission(config.max_concurrent_requests)
         generation = Generation(model, self._discovery, self._dispatcher, self._admission, metrics)
+        self._renewed = Renewed.load(config)
+        keys, tls = self._renewed.keys, self._renewed.tls
         http_limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
-        app = create_app(OpenAiRoutes(generation, http_limits), self._readiness, metrics)
-        self._http = HttpServer(app, config.http_host, config.http_port, config.shutdown_timeout_s)
+        door = Door(keys, config.max_open_requests)
+        app = create_app(OpenAiRoutes(generation, http_limits), self._readiness, metrics, door)
+        self._http = HttpServer(
+            app, config.http_host, config.http_port, config.shutdown_timeout_s, tls
+        )
         servicer = InferenceServicer(generation, metrics, config.stream_idle_timeout_s)
-        self._grpc = GrpcServer(servicer, config.http_host, config.grpc_port)
+        grpc_limits = GrpcLimits(config.max_body_bytes, keys, tls)
+        self._grpc = GrpcServer(servicer, config.http_host, config.grpc_port, grpc_limits)
+        self._metrics_server = start_metrics_server(
+            config.metrics_port, config.http_host, metrics.registry
+        )
         self._health = HealthReporter(self._grpc.server, [SERVICE_NAME])
 
     @property
@@ -74,6 +85,7 @@ class Router:
         _log.info("serving", extra=detail)
         async with asyncio.TaskGroup() as group:
             discovering = group.create_task(self._discovery.run(self._after_refresh))
+            renewing = group.create_task(self._renewed.run())
             group.create_task(self._http.serve(stop))
             self.started.set()
             await stop.wait()
@@ -87,9 +99,11 @@ class Router:
             self._dispatcher.end_by(now_s + self._shutdown_timeout_s - margin_s)
             await self._grpc.server.stop(self._shutdown_timeout_s)
             discovering.cancel()
+            renewing.cancel()
         await self._dispatcher.close()
         await self._gmanagers.close()
         self._model.tokenizer.close()
+        self._metrics_server.close()
 
     async def _after_refresh(self) -> None:
         await self._readiness.report_to(self._health)

@@ -71,7 +71,7 @@ def test_pods_are_scraped_where_they_serve_metrics(helm: Helm) -> None:
     objects = helm.render(EVERYTHING)
     (monitor,) = (item for item in objects if item["kind"] == "PodMonitor")
     scraped = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
-    assert scraped == {"metrics", "http-metrics"}
+    assert scraped == {"metrics"}
     ports = {
         port["name"]
         for item in objects

@@ -134,8 +134,9 @@ def test_doors_are_open_to_those_alone_who_need_them(helm: Helm) -> None:
     }
     clients = ["router", "gmanager", "worker", "operator"]
     assert doors == {
-        ("router", "http-metrics"): None,
+        ("router", "http"): None,
         ("router", "grpc"): None,
+        ("router", "metrics"): None,
         ("worker", "control"): clients,
         ("worker", "data"): ["worker"],
         ("worker", "metrics"): None,
@@ -152,3 +153,18 @@ def _components(rule: dict[str, Any]) -> list[str] | None:
         return None
     label = "app.kubernetes.io/component"
     return [peer["podSelector"]["matchLabels"][label] for peer in rule["from"]]
+
+
+def test_a_router_reads_its_keys_from_a_whole_folder(helm: Helm) -> None:
+    """A file that is mounted alone would never change."""
+    objects = helm.render(None, "--set", "apiKeys.existingSecret=clients,apiKeys.key=hashed")
+    pod = next(pod for name, pod in pods(objects) if name.endswith("-router"))
+    (container,) = pod["containers"]
+    environ = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environ["INFINITE_LLM_API_KEYS_FILE"] == "/etc/api-keys/hashed"
+    mount = next(m for m in container["volumeMounts"] if m["mountPath"] == "/etc/api-keys")
+    assert "subPath" not in mount and mount["readOnly"]
+    volume = next(v for v in pod["volumes"] if v["name"] == mount["name"])
+    assert volume["secret"] == {"secretName": "clients"}
+    for name, other in pods(objects):
+        assert name.endswith("-router") or "clients" not in str(other)

@@ -76,7 +76,7 @@ def metrics(release: Release) -> None:
     served: set[str] = set()
     for pod in release.kubectl.get("pods")["items"]:
         for port in pod["spec"]["containers"][0].get("ports", []):
-            if port["name"] in ("metrics", "http-metrics"):
+            if port["name"] == "metrics":
                 target = f"{pod['metadata']['name']}:{port['containerPort']}"
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{target}/proxy/metrics"
                 text = run(["kubectl", "get", "--raw", path])

@@ -6,13 +6,13 @@ span for the call, as a child of the caller's, and turns what the handler raises
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
 
 from services.common.errors import InfiniteLLMError, InternalError
-from services.common.rpc.options import SERVER_OPTIONS
+from services.common.rpc.options import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.rpc.status import status_of, trailing_metadata_of
 from services.common.trace_context import span_of_call
 
@@ -23,9 +23,16 @@ UnaryBehaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamBehaviour: TypeAlias = Callable[[Any, Context], AsyncGenerator[Any, None]]
 
 
-def new_server() -> grpc.aio.Server:
-    """A server without port or services; the caller adds them, starts and stops it."""
-    return grpc.aio.server(interceptors=[_Border()], options=SERVER_OPTIONS)
+def new_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    max_request_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Server:
+    """A server without port or services; the caller adds them, starts and stops it.
+
+    `interceptors` may return handlers that raise from the error tree, too.
+    """
+    options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}
+    return grpc.aio.server(interceptors=[_Border(), *interceptors], options=list(options.items()))
 
 
 class _Border(grpc.aio.ServerInterceptor):

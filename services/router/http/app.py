@@ -1,12 +1,16 @@
 """The HTTP front door: which path is answered by what. Built by `__main__`, run by HttpServer."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from services.router.access.http_guard import HttpGuard
+from services.router.access.key_file import KeyFile
 from services.router.http import errors
+from services.router.http.open_requests import OpenRequests
 from services.router.http.routes import OpenAiRoutes
 from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
 from services.router.http.telemetry import RequestTelemetry
@@ -14,8 +18,23 @@ from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
 
 
-def create_app(routes: OpenAiRoutes, readiness: Readiness, metrics: RouterMetrics) -> FastAPI:
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Who may come in, and how many at once."""
+
+    keys: KeyFile | None
+    """None: everybody."""
+    max_requests: int
+
+
+def create_app(
+    routes: OpenAiRoutes, readiness: Readiness, metrics: RouterMetrics, door: Door
+) -> FastAPI:
     app = FastAPI(title="Infinite-LLM", redirect_slashes=False)
+    # The last one added is asked first.
+    if door.keys is not None:
+        app.add_middleware(HttpGuard, keys=door.keys)
+    app.add_middleware(OpenRequests, max_requests=door.max_requests)
     app.add_middleware(RequestTelemetry, metrics=metrics)
     errors.install(app)
 

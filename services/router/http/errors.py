@@ -8,7 +8,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from services.common.errors import ClientError, InfiniteLLMError, InternalError, Overloaded
+from services.common.errors import (
+    ClientError,
+    InfiniteLLMError,
+    InternalError,
+    Overloaded,
+    Unauthenticated,
+)
 from services.router.http.disconnect import ClientDisconnected
 
 #: An instance that was starting is usually there again.
@@ -52,8 +58,12 @@ def error_body(error: InfiniteLLMError) -> dict[str, Any]:
 
 
 def error_response(error: InfiniteLLMError) -> JSONResponse:
-    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S
-    headers = {"Retry-After": str(math.ceil(retry_after_s))} if error.is_retryable else None
+    headers = {}
+    if error.is_retryable:
+        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S
+        headers["Retry-After"] = str(math.ceil(retry_after_s))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(error), error.http_status, headers)
 
 

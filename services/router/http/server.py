@@ -9,6 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from services.common.errors import ConfigError
+from services.router.http.protocol import LimitedProtocol
+from services.router.tls import ServerTls
 
 _BACKLOG = 2048
 
@@ -23,18 +25,23 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Listens from construction on, so that a port in use shows before anything is started."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, shutdown_timeout_s: float, tls: ServerTls | None
+    ) -> None:
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=LimitedProtocol,
+            # A pipelined request must not find what the one before it has left.
+            reset_contextvars=True,
             loop="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=max(1, int(shutdown_timeout_s)),
+            ssl_context_factory=None if tls is None else lambda config, default: tls.context,
         )
         self._server = _Server(config)
 

@@ -54,9 +54,11 @@ class RequestTelemetry:
             self._metrics.requests.labels(route, str(status)).inc()
             span.update_name(f"{scope['method']} {route}")
             span.set_attribute("http.response.status_code", status)
-            detail = {
+            detail: dict[str, object] = {
                 "route": route,
                 "status": status,
                 "duration_s": round(time.monotonic() - start_s, 3),
             }
+            if "client_name" in scope:
+                detail["client"] = scope["client_name"]
             _log.info("request", extra=detail)
