@@ -62,6 +62,8 @@ class ClusterWorld:
         self.progress_s: dict[Rank, float] = {}
         """When each request that has not ended was last given a token to compute."""
         self.num_preempted = 0
+        self.gave_way_late: set[Rank] = set()
+        """Who may have lost its blocks, in this tick, to a recall for an older request that has ended."""
         self._under_way: list[Callable[[], None]] = []
         self._num_moves = 0
         self._meet()
@@ -76,6 +78,7 @@ class ClusterWorld:
         self.progress_s[request.rank] = self.now_s
 
     def tick(self) -> None:
+        self.gave_way_late.clear()
         for node in self.random.sample(self.nodes, len(self.nodes)):
             self._step(node)
             self._deliver(0.7)
@@ -238,6 +241,9 @@ class ClusterWorld:
         return False
 
     def _take_back(self, node: Node, span: RemoteSpan, claimant: Rank) -> None:
+        rank = node.scheduler.placement.rank_of(span)
+        if rank is not None and claimant not in self.progress_s:
+            self.gave_way_late.add(rank)
         block_ids = node.scheduler.placement.make_room(span, claimant, self.now_s)
         self._release(node)
         if block_ids is None:
