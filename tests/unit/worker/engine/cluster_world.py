@@ -63,7 +63,7 @@ class ClusterWorld:
         """When each request that has not ended was last given a token to compute."""
         self.num_preempted = 0
         self.gave_way_late: set[Rank] = set()
-        """Who may have lost its blocks, in this tick, to a recall for an older request that has ended."""
+        """Who may have lost blocks, in this tick, to a recall for an older one that has ended."""
         self._under_way: list[Callable[[], None]] = []
         self._num_moves = 0
         self._meet()

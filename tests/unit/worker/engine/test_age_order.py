@@ -34,8 +34,8 @@ def computed(world: ClusterWorld, rank: Rank) -> tuple[int, int] | None:
 
 
 def run_to_the_end(world: ClusterWorld, max_ticks: int = 4000) -> None:
-    """The oldest always progresses and never loses what it has, but to a recall that was sent for an
-    older one and arrives after that one's end; in the end all is free."""
+    """The oldest always progresses and never loses what it has, but to a recall that was sent for
+    an older one and arrives after that one's end; in the end all is free."""
     oldest, oldest_since_s = None, 0.0
     for _ in range(max_ticks):
         if not world.progress_s:
