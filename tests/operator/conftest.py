@@ -158,13 +158,13 @@ async def new_place(api: Api) -> AsyncIterator[Place]:
     finally:
         playing.cancel()
         (outcome,) = await asyncio.gather(playing, return_exceptions=True)
-        assert isinstance(outcome, asyncio.CancelledError), outcome
-        assert not nodes.wrongly_ended
         found = await api.get(f"/api/v1/namespaces/{namespace}")
         try:
             await api.delete(f"/api/v1/namespaces/{namespace}", found["metadata"]["uid"])
         except ApiError as error:
             assert error.is_conflict, error.message
+        assert isinstance(outcome, asyncio.CancelledError), outcome
+        assert not nodes.wrongly_ended
 
 
 @pytest.fixture
