@@ -17,6 +17,7 @@ from services.router.dispatch import Dispatcher
 from services.router.generation import Generation
 from services.router.grpc_server import SERVICE_NAME, GrpcLimits, GrpcServer, InferenceServicer
 from services.router.http.app import Door, create_app
+from services.router.http.parsing import BodyParser
 from services.router.http.routes import HttpLimits, OpenAiRoutes
 from services.router.http.server import HttpServer
 from services.router.metrics import RouterMetrics
@@ -56,7 +57,9 @@ class Router:
         keys, tls = self._renewed.keys, self._renewed.tls
         http_limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
         door = Door(keys, config.max_open_requests)
-        app = create_app(OpenAiRoutes(generation, http_limits), self._readiness, metrics, door)
+        self._parser = BodyParser()
+        routes = OpenAiRoutes(generation, self._parser, http_limits)
+        app = create_app(routes, self._readiness, metrics, door)
         self._http = HttpServer(
             app, config.http_host, config.http_port, config.shutdown_timeout_s, tls
         )
@@ -103,6 +106,7 @@ class Router:
         await self._dispatcher.close()
         await self._gmanagers.close()
         self._model.tokenizer.close()
+        self._parser.close()
         self._metrics_server.close()
 
     async def _after_refresh(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from services.common.errors import ContextLengthExceeded, InvalidRequest
 from services.router.request import ChatPrompt, Prompt
 from services.router.text.chat_template import ChatTemplate
-from services.router.text.tokenizer import Tokenizer
+from services.router.text.tokenizer import Tokenizer, TooManyTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,25 @@ class ServedModel:
         )
 
     async def tokens_of(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
-        """Returns the prompt's tokens. Refuses early what cannot have as few as `max_tokens`."""
+        """Returns the prompt's tokens. Refuses what cannot have as few as `max_tokens`, early."""
         if isinstance(prompt, tuple):
+            if len(prompt) > max_tokens:
+                raise _too_long(str(len(prompt)), max_tokens, "prompt")
             return await self.tokenizer.in_encode_thread(lambda: self._checked(prompt))
         if isinstance(prompt, str):
-            text, is_chat = prompt, False
+            text, param = prompt, "prompt"
         else:
-            text, is_chat = await self._render(prompt), True
+            text, param = await self._render(prompt), "messages"
         num_tokens = self.tokenizer.min_tokens(text)
         if num_tokens > max_tokens:
-            raise ContextLengthExceeded(
-                f"the prompt has at least {num_tokens} tokens, but one request can use "
-                f"{max_tokens} tokens here",
-                param="messages" if is_chat else "prompt",
-            )
-        token_ids = await self.tokenizer.encode(text, add_special_tokens=not is_chat)
+            raise _too_long(f"at least {num_tokens}", max_tokens, param)
+        is_plain = isinstance(prompt, str)
+        try:
+            token_ids = await self.tokenizer.encode(text, is_plain, max_tokens)
+        except TooManyTokens as error:
+            raise _too_long(str(error.num_tokens), max_tokens, param) from None
         if not token_ids:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
+            raise InvalidRequest("the prompt has no tokens", param=param)
         return token_ids
 
     def check_token_ids(self, token_ids: Collection[int], param: str) -> None:
@@ -63,3 +65,10 @@ class ServedModel:
         if template is None:
             raise InvalidRequest(f"model {self.name} has no chat template", param="messages")
         return await self.tokenizer.in_encode_thread(lambda: template.render(prompt.messages))
+
+
+def _too_long(num_tokens: str, max_tokens: int, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"the prompt has {num_tokens} tokens, but one request can use {max_tokens} tokens here",
+        param=param,
+    )

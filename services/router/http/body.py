@@ -1,4 +1,4 @@
-"""Reads and checks request bodies. Used by the OpenAI routes."""
+"""Reads request bodies, and checks them. Used by the OpenAI routes and the body parser."""
 
 import asyncio
 from typing import TypeVar
@@ -25,14 +25,7 @@ _UNIONS = {
 }
 
 
-async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
-    """Returns the checked body; raises InvalidRequest naming the field at fault."""
-    raw = await _read_bytes(request, max_bytes)
-    # Large bodies take long to parse: not on the event loop.
-    return await asyncio.to_thread(parse_body, kind, raw)
-
-
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
     too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
@@ -52,7 +45,10 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
 
 
 def parse_body(kind: type[Body], raw: bytes) -> Body:
-    """Blocks for as long as a large body takes."""
+    """Returns the checked body; raises InvalidRequest naming the field at fault.
+
+    Blocks, and with it all threads of the process, for as long as a large body takes.
+    """
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

@@ -1,9 +1,8 @@
 """The OpenAI routes. One method each; the app mounts them."""
 
-import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -14,11 +13,14 @@ from services.common.telemetry import req_id_context
 from services.router.choice import TextEvent
 from services.router.generation import Generation
 from services.router.http.answers import Answer, ChatAnswer, CompletionAnswer, FinishedChoice
-from services.router.http.body import read_body
+from services.router.http.body import read_bytes
 from services.router.http.disconnect import run_until_disconnect
 from services.router.http.event_stream import EventSink, EventStream
+from services.router.http.parsing import BodyParser
 from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
 from services.router.request import TextRequest
+
+Body = TypeVar("Body", bound=OpenAiBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +30,24 @@ class HttpLimits:
 
 
 class OpenAiRoutes:
-    def __init__(self, generation: Generation, limits: HttpLimits) -> None:
+    def __init__(self, generation: Generation, parser: BodyParser, limits: HttpLimits) -> None:
         self._generation = generation
+        self._parser = parser
         self._limits = limits
 
     async def completions(self, request: Request) -> Response:
-        body = await read_body(request, CompletionBody, self._limits.max_body_bytes)
+        body, wanted = await self._read(request, CompletionBody)
         answer = CompletionAnswer(*self._head(body))
-        return await self._answer(request, body, answer)
+        return await self._answer(request, wanted, body, answer)
 
     async def chat_completions(self, request: Request) -> Response:
-        body = await read_body(request, ChatBody, self._limits.max_body_bytes)
+        body, wanted = await self._read(request, ChatBody)
         answer = ChatAnswer(*self._head(body))
-        return await self._answer(request, body, answer)
+        return await self._answer(request, wanted, body, answer)
+
+    async def _read(self, request: Request, kind: type[Body]) -> tuple[Body, TextRequest]:
+        raw = await read_bytes(request, self._limits.max_body_bytes)
+        return await self._parser.parse(kind, raw)
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -65,9 +72,8 @@ class OpenAiRoutes:
         return req_id, int(time.time()), name, body.include_usage, has_logprobs
 
     async def _answer(
-        self, http: Request, body: CompletionBody | ChatBody, answer: Answer
+        self, http: Request, request: TextRequest, body: OpenAiBody, answer: Answer
     ) -> Response:
-        request = await asyncio.to_thread(body.to_request)
         if body.stream:
             return self._stream(request, answer, body.include_usage)
         return await run_until_disconnect(http.receive, self._whole(request, answer))

@@ -5,7 +5,7 @@ front door shares. A field that would change the output is supported or refused,
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast
 
@@ -31,6 +31,8 @@ class _FailFast(FailFast):
 
 #: One error is enough: millions of wrong items would cost far more than the body itself.
 Items: TypeAlias = Annotated[list[T], _FailFast()]
+
+MAX_MESSAGES = 16_384
 
 #: Fields that never change what is generated.
 _IGNORED = frozenset(
@@ -91,6 +93,13 @@ class OpenAiBody(_Strict):
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+
+    def to_request(self) -> TextRequest:
+        raise NotImplementedError
+
+    def without_prompt(self) -> Self:
+        """All else that it asks for; it may be large."""
+        raise NotImplementedError
 
     @property
     def num_logprobs(self) -> int | None:
@@ -171,6 +180,9 @@ class CompletionBody(OpenAiBody):
         if self.best_of not in (None, self.n or 1):
             raise InvalidRequest("best_of must be n: nothing is ranked here", param="best_of")
 
+    def without_prompt(self) -> Self:
+        return self.model_copy(update={"prompt": ""})
+
     def to_request(self) -> TextRequest:
         return TextRequest(
             prompts=self._prompts(),
@@ -226,10 +238,13 @@ class ChatBody(OpenAiBody):
     def check_fields(self) -> None:
         super().check_fields()
         _check_top_logprobs(self.top_logprobs, bool(self.logprobs))
-        if not self.messages:
-            raise InvalidRequest("messages must not be empty", param="messages")
+        if not 0 < len(self.messages) <= MAX_MESSAGES:
+            raise InvalidRequest(f"messages must be 1 to {MAX_MESSAGES}", param="messages")
         for index, message in enumerate(self.messages):
             _check_extra(message.model_extra or {}, f"messages[{index}].")
+
+    def without_prompt(self) -> Self:
+        return self.model_copy(update={"messages": []})
 
     def to_request(self) -> TextRequest:
         max_tokens = self.max_completion_tokens

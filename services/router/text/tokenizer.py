@@ -5,6 +5,7 @@ Two pools: a huge prompt being encoded must not hold up the text of running stre
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,12 @@ T = TypeVar("T")
 
 NUM_ENCODE_THREADS = 2
 NUM_DECODE_THREADS = 1
+
+
+class TooManyTokens(Exception):
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens
 
 
 class Tokenizer:
@@ -49,9 +56,18 @@ class Tokenizer:
         """A lower bound of the number of tokens, without encoding."""
         return len(text) // self._longest_token
 
-    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    async def encode(
+        self, text: str, add_special_tokens: bool, max_tokens: int = sys.maxsize
+    ) -> tuple[int, ...]:
+        """Raises TooManyTokens."""
+
         def work() -> tuple[int, ...]:
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            # `encode` keeps all other threads waiting, for seconds; a batch does not.
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            if len(encoding) > max_tokens:
+                raise TooManyTokens(len(encoding))
             return tuple(encoding.ids)
 
         return await self.in_encode_thread(work)
