@@ -22,6 +22,8 @@ class RouterConfig:
     """False: instances neither lend nor borrow, so a request must fit on one."""
     stream_idle_timeout_s: float = 60.0
     """Longest silence of a worker between two tokens, and of a client that stops reading."""
+    keep_alive_s: float = 20.0
+    """Longest silence of an HTTP stream; then it carries a comment, that proxies do not cut it."""
     first_token_timeout_s: float = 300.0
     """Longest wait for the first token: the queue and the whole prompt come before it."""
     resume_timeout_s: float = 30.0
@@ -56,6 +58,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         for name in (
             "stream_idle_timeout_s",
+            "keep_alive_s",
             "first_token_timeout_s",
             "resume_timeout_s",
             "dead_after_s",

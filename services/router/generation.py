@@ -51,6 +51,11 @@ class Generation:
         self._admission = admission
         self._metrics = metrics
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of one request together, when all instances of late are there."""
+        return self._discovery.usual_capacity
+
     async def run(self, request: TextRequest, emit: Emit) -> Usage:
         """Runs every choice to its end. Calls of `emit` never overlap."""
         if request.model != self.model.name:

@@ -16,10 +16,12 @@ from services.router.discovery import Discovery
 from services.router.dispatch import Dispatcher
 from services.router.generation import Generation
 from services.router.grpc_server import SERVICE_NAME, GrpcLimits, GrpcServer, InferenceServicer
-from services.router.http.app import Door, create_app
+from services.router.http.app import Door, Routes, create_app
+from services.router.http.event_stream import StreamPace
 from services.router.http.parsing import BodyParser
 from services.router.http.routes import HttpLimits, OpenAiRoutes
 from services.router.http.server import HttpServer
+from services.router.http.tokens import TokenRoutes
 from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
 from services.router.renewed import Renewed
@@ -55,10 +57,14 @@ class Router:
         generation = Generation(model, self._discovery, self._dispatcher, self._admission, metrics)
         self._renewed = Renewed.load(config)
         keys, tls = self._renewed.keys, self._renewed.tls
-        http_limits = HttpLimits(config.max_body_bytes, config.stream_idle_timeout_s)
+        pace = StreamPace(config.stream_idle_timeout_s, config.keep_alive_s)
+        http_limits = HttpLimits(config.max_body_bytes, pace)
         door = Door(keys, config.max_open_requests)
         self._parser = BodyParser()
-        routes = OpenAiRoutes(generation, self._parser, http_limits)
+        routes = Routes(
+            OpenAiRoutes(generation, self._parser, http_limits),
+            TokenRoutes(generation, self._parser, config.max_body_bytes),
+        )
         app = create_app(routes, self._readiness, metrics, door)
         self._http = HttpServer(
             app, config.http_host, config.http_port, config.shutdown_timeout_s, tls

@@ -49,6 +49,20 @@ class ServedModel:
             raise InvalidRequest("the prompt has no tokens", param=param)
         return token_ids
 
+    async def tokenize(
+        self, prompt: str | ChatPrompt, add_special_tokens: bool, max_tokens: int
+    ) -> tuple[int, ...]:
+        """For whoever only asks, of a prompt that may have no tokens."""
+        if isinstance(prompt, str):
+            text, param = prompt, "prompt"
+        else:
+            text, param = await self._render(prompt), "messages"
+        try:
+            return await self.tokenizer.encode(text, add_special_tokens, max_tokens)
+        except TooManyTokens as error:
+            message = f"more tokens ({error.num_tokens}) than one answer tells ({max_tokens})"
+            raise InvalidRequest(message, param=param) from None
+
     def check_token_ids(self, token_ids: Collection[int], param: str) -> None:
         last = self.tokenizer.vocab_size - 1
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= last:

@@ -1,6 +1,7 @@
 """The HTTP front door: which path is answered by what. Built by `__main__`, run by HttpServer."""
 
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -11,11 +12,19 @@ from services.router.access.http_guard import HttpGuard
 from services.router.access.key_file import KeyFile
 from services.router.http import errors
 from services.router.http.open_requests import OpenRequests
+from services.router.http.request_body import RequestBody
 from services.router.http.routes import OpenAiRoutes
-from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
+from services.router.http.schemas import ChatBody, CompletionBody
 from services.router.http.telemetry import RequestTelemetry
+from services.router.http.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    openai: OpenAiRoutes
+    tokens: TokenRoutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +36,7 @@ class Door:
     max_requests: int
 
 
-def create_app(
-    routes: OpenAiRoutes, readiness: Readiness, metrics: RouterMetrics, door: Door
-) -> FastAPI:
+def create_app(routes: Routes, readiness: Readiness, metrics: RouterMetrics, door: Door) -> FastAPI:
     app = FastAPI(title="Infinite-LLM", redirect_slashes=False)
     # The last one added is asked first.
     if door.keys is not None:
@@ -43,6 +50,9 @@ def create_app(
         ready = readiness.is_ready
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
+    async def version() -> Response:
+        return JSONResponse({"version": metadata.version("infinite-llm")})
+
     async def live() -> Response:
         return JSONResponse({"live": True})
 
@@ -50,12 +60,16 @@ def create_app(
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     _add_get(app, "/health", health)
+    _add_get(app, "/ready", health)
     _add_get(app, "/live", live)
+    _add_get(app, "/version", version)
     _add_get(app, "/metrics", exposition)
-    _add_get(app, "/v1/models", routes.models)
-    _add_get(app, "/v1/models/{name:path}", routes.model)
-    _add_post(app, "/v1/completions", routes.completions, CompletionBody)
-    _add_post(app, "/v1/chat/completions", routes.chat_completions, ChatBody)
+    _add_get(app, "/v1/models", routes.openai.models)
+    _add_get(app, "/v1/models/{name:path}", routes.openai.model)
+    _add_post(app, "/v1/completions", routes.openai.completions, CompletionBody)
+    _add_post(app, "/v1/chat/completions", routes.openai.chat_completions, ChatBody)
+    _add_post(app, "/tokenize", routes.tokens.tokenize, TokenizeBody)
+    _add_post(app, "/detokenize", routes.tokens.detokenize, DetokenizeBody)
     return app
 
 
@@ -65,7 +79,7 @@ def _add_get(app: FastAPI, path: str, endpoint: Any) -> None:
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
-def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[OpenAiBody]) -> None:
+def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[RequestBody]) -> None:
     # The route reads its body itself (size, threads, error shape); this only documents it.
     schema = {"content": {"application/json": {"schema": body.model_json_schema()}}}
     extra = {"requestBody": {**schema, "required": True}}

@@ -10,12 +10,12 @@ from starlette.requests import ClientDisconnect
 from services.common.errors import InvalidRequest
 from services.router.http.disconnect import ClientDisconnected
 from services.router.http.errors import BodyTooLarge, BodyTooSlow
-from services.router.http.schemas import OpenAiBody
+from services.router.http.request_body import RequestBody
 
 #: A whole body must have arrived by then.
 BODY_DEADLINE_S = 60.0
 
-Body = TypeVar("Body", bound=OpenAiBody)
+Body = TypeVar("Body", bound=RequestBody)
 
 # What pydantic says of a value that fits no branch of a union names every branch; this is shorter.
 _UNIONS = {

@@ -9,19 +9,18 @@ import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from services.common.errors import InternalError, Overloaded
 from services.router.http.body import parse_body
-from services.router.http.schemas import OpenAiBody
-from services.router.request import TextRequest
+from services.router.http.request_body import RequestBody
 
 #: Parsed in milliseconds; to send it to another process would take longer.
 MAX_THREAD_BYTES = 256 * 1024
 #: For the large bodies in front, too.
 DEADLINE_S = 60.0
 
-Body = TypeVar("Body", bound=OpenAiBody)
+Body = TypeVar("Body", bound=RequestBody)
 
 
 class BodyParser:
@@ -31,7 +30,7 @@ class BodyParser:
         self._max_thread_bytes = max_thread_bytes
         self._process: ProcessPoolExecutor | None = None
 
-    async def parse(self, kind: type[Body], raw: bytes) -> tuple[Body, TextRequest]:
+    async def parse(self, kind: type[Body], raw: bytes) -> tuple[Body, Any]:
         """The checked body, without its prompt, and the request that it makes."""
         if len(raw) <= self._max_thread_bytes:
             return await asyncio.to_thread(_parse, kind, raw)
@@ -59,7 +58,7 @@ def _leave_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _parse(kind: type[Body], raw: bytes) -> tuple[Body, TextRequest]:
+def _parse(kind: type[Body], raw: bytes) -> tuple[Body, Any]:
     body = parse_body(kind, raw)
     # The prompt is in the request: not to be sent twice.
     return body.without_prompt(), body.to_request()

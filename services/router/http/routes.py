@@ -15,7 +15,7 @@ from services.router.generation import Generation
 from services.router.http.answers import Answer, ChatAnswer, CompletionAnswer, FinishedChoice
 from services.router.http.body import read_bytes
 from services.router.http.disconnect import run_until_disconnect
-from services.router.http.event_stream import EventSink, EventStream
+from services.router.http.event_stream import EventSink, EventStream, StreamPace
 from services.router.http.parsing import BodyParser
 from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
 from services.router.request import TextRequest
@@ -26,7 +26,7 @@ Body = TypeVar("Body", bound=OpenAiBody)
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     max_body_bytes: int
-    write_timeout_s: float
+    pace: StreamPace
 
 
 class OpenAiRoutes:
@@ -101,4 +101,4 @@ class OpenAiRoutes:
                 await sink.event(answer.usage_chunk(usage))
             await sink.done()
 
-        return EventStream(produce, self._limits.write_timeout_s)
+        return EventStream(produce, self._limits.pace)

@@ -4,13 +4,14 @@ Types are checked here (strictly: no "0.5" for a number), ranges by TextRequest,
 front door shares. A field that would change the output is supported or refused, never dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import MAX_LOGPROBS, SamplingParams
+from services.router.http.request_body import RequestBody
 from services.router.request import (
     CHAT_MAX_TOKENS,
     COMPLETION_MAX_TOKENS,
@@ -69,7 +70,7 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
-class OpenAiBody(_Strict):
+class OpenAiBody(RequestBody):
     """What both routes have in common."""
 
     model: str
@@ -93,13 +94,6 @@ class OpenAiBody(_Strict):
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
-
-    def to_request(self) -> TextRequest:
-        raise NotImplementedError
-
-    def without_prompt(self) -> Self:
-        """All else that it asks for; it may be large."""
-        raise NotImplementedError
 
     @property
     def num_logprobs(self) -> int | None:
@@ -225,6 +219,15 @@ class Message(_Strict):
         return {"role": role, "content": content, **named}
 
 
+def chat_prompt(messages: Sequence[Message]) -> ChatPrompt:
+    """Raises InvalidRequest naming a field of a message that is not known."""
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest(f"messages must be 1 to {MAX_MESSAGES}", param="messages")
+    for index, message in enumerate(messages):
+        _check_extra(message.model_extra or {}, f"messages[{index}].")
+    return ChatPrompt(tuple(message.for_template() for message in messages))
+
+
 class ChatBody(OpenAiBody):
     messages: Items[Message]
     max_completion_tokens: int | None = None
@@ -238,10 +241,6 @@ class ChatBody(OpenAiBody):
     def check_fields(self) -> None:
         super().check_fields()
         _check_top_logprobs(self.top_logprobs, bool(self.logprobs))
-        if not 0 < len(self.messages) <= MAX_MESSAGES:
-            raise InvalidRequest(f"messages must be 1 to {MAX_MESSAGES}", param="messages")
-        for index, message in enumerate(self.messages):
-            _check_extra(message.model_extra or {}, f"messages[{index}].")
 
     def without_prompt(self) -> Self:
         return self.model_copy(update={"messages": []})
@@ -249,7 +248,7 @@ class ChatBody(OpenAiBody):
     def to_request(self) -> TextRequest:
         max_tokens = self.max_completion_tokens
         return TextRequest(
-            prompts=(ChatPrompt(tuple(message.for_template() for message in self.messages)),),
+            prompts=(chat_prompt(self.messages),),
             max_tokens=self.max_tokens if max_tokens is None else max_tokens,
             default_max_tokens=CHAT_MAX_TOKENS,
             **self.common(),

@@ -9,10 +9,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.common.ids import new_req_id
 from services.common.telemetry import req_id_context
 from services.common.trace_context import span_of_call
+from services.router.access.http_guard import PROBES
 from services.router.metrics import RouterMetrics
 
 #: What probes and scrapers call all the time.
-_QUIET = frozenset({"/health", "/live", "/metrics"})
+_QUIET = PROBES | {"/metrics"}
 _log = logging.getLogger(__name__)
 
 

@@ -76,6 +76,20 @@ class Tokenizer:
         """Blocking; call it from a decode thread."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    async def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of all of them, special tokens included."""
+
+        def work() -> str:
+            # As in `encode`: a batch lets other threads run.
+            (text,) = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=False)
+            return str(text)
+
+        return await self.in_encode_thread(work)
+
+    def piece(self, token_id: int) -> str:
+        """As the vocabulary writes it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     async def in_encode_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._encode_pool, work)
 
