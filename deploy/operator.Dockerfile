@@ -17,8 +17,7 @@ RUN python -m venv --without-pip /opt/venv
 # The operator deals with objects as JSON has them: the client's generated classes can stay away.
 RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[operator]' \
     && find /opt/venv/lib/python3*/site-packages/kubernetes -name '*.py' ! -name __init__.py \
-      \( -path '*/client/models/*' -o -path '*/client/api/*' \) -delete \
-    && /opt/venv/bin/python -m compileall -q /opt/venv/lib
+      \( -path '*/client/models/*' -o -path '*/client/api/*' \) -delete
 
 FROM ${BASE}
 WORKDIR /app
@@ -29,7 +28,7 @@ COPY services/__init__.py services/
 COPY services/common services/common
 COPY services/operator services/operator
 ENV PATH=/opt/venv/bin:$PATH HOME=/app PYTHONUNBUFFERED=1
-# The root is read-only where this runs.
-RUN python -m compileall -q .
+# Compiles what a start imports: the root is read-only where this runs.
+RUN python -c 'import services.operator.__main__'
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.operator"]

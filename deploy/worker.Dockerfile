@@ -28,17 +28,16 @@ RUN python kernels/native/build.py /kernels
 
 FROM ${BASE} AS python
 WORKDIR /build
-COPY pyproject.toml README.md LICENSE ./
 RUN python -m venv --without-pip /opt/venv
 # The index that has torch without CUDA; where it cannot be reached, other sources are tried.
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip --python /opt/venv install --no-cache-dir --no-deps \
+RUN pip --python /opt/venv install --no-cache-dir --no-compile --no-deps \
       --extra-index-url "$TORCH_INDEX" "$TORCH" \
     && cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test \
     && find bin -type f ! -name torch_shm_manager -delete
-RUN pip --python /opt/venv install --no-cache-dir '.[worker]' \
-    && /opt/venv/bin/python -B -c 'import torch'
+COPY pyproject.toml README.md LICENSE ./
+RUN pip --python /opt/venv install --no-cache-dir --no-compile '.[worker]'
 
 FROM ${BASE}
 WORKDIR /app
@@ -51,7 +50,7 @@ COPY services/__init__.py services/
 COPY services/common services/common
 COPY services/worker services/worker
 ENV PATH=/opt/venv/bin:$PATH HOME=/app PYTHONUNBUFFERED=1
-# The root is read-only where this runs.
-RUN python -m compileall -q .
+# Compiles what a start imports: the root is read-only where this runs.
+RUN python -c 'import services.worker.__main__'
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.worker"]
