@@ -1,5 +1,6 @@
 """What values are taken, what is refused, and that people are told of all of them."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -89,3 +90,20 @@ def test_every_value_is_explained() -> None:
     values = yaml.safe_load(text)
     sections = {path[0] for path, _ in described(text)}
     assert sections == set(values)
+
+
+def test_the_chart_takes_what_the_definition_takes() -> None:
+    """Of the fields that both have: the same words, the same defaults but for the KV memory."""
+    definition = yaml.safe_load(next((CHART / "crds").glob("*.yaml")).read_text())
+    (version,) = definition["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["worker"]
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["worker"]
+    for section in ("engine", "pooling"):
+        fields = spec[section]["properties"]
+        ours = schema["properties"][section]["properties"]
+        assert ours.keys() == fields.keys()
+        for name, field in fields.items():
+            assert ours[name].get("enum") == field.get("enum"), name
+            if name != "kvBlocks":
+                assert values[section][name] == field["default"], name
