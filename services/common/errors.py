@@ -4,6 +4,7 @@
     |- ClientError                     the caller must change something
     |  |- InvalidRequest               400  INVALID_ARGUMENT     invalid_request_error
     |  |- ContextLengthExceeded        400  OUT_OF_RANGE         context_length_exceeded
+    |  |- Aborted                      499  CANCELLED            aborted
     |  |- Unauthenticated              401  UNAUTHENTICATED      invalid_api_key
     |  `- ModelNotFound                404  NOT_FOUND            model_not_found
     |- ServerError                     the service's fault
@@ -58,6 +59,14 @@ class InvalidRequest(ClientError):
 class ContextLengthExceeded(ClientError):
     grpc_code = "OUT_OF_RANGE"
     code = "context_length_exceeded"
+
+
+class Aborted(ClientError):
+    """By another call of the same client."""
+
+    http_status = 499
+    grpc_code = "CANCELLED"
+    code = "aborted"
 
 
 class Unauthenticated(ClientError):
@@ -153,6 +162,7 @@ BY_CODE: dict[str, type[InfiniteLLMError]] = {
     for cls in (
         InvalidRequest,
         ContextLengthExceeded,
+        Aborted,
         Unauthenticated,
         ModelNotFound,
         InternalError,

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -16,25 +17,34 @@ from services.router.access.key_file import KeyFile
 from services.router.choice import TextEvent
 from services.router.generation import Generation
 from services.router.metrics import RouterMetrics
+from services.router.named_requests import NamedRequests
+from services.router.readiness import Readiness
 from services.router.request import CHAT_MAX_TOKENS, ChatPrompt, Prompt, TextRequest
 from services.router.tls import ServerTls
 
 SERVICE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _ROUTE = f"/{SERVICE_NAME}/Generate"
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def __init__(
-        self, generation: Generation, metrics: RouterMetrics, write_timeout_s: float
+        self,
+        generation: Generation,
+        readiness: Readiness,
+        metrics: RouterMetrics,
+        write_timeout_s: float,
     ) -> None:
         self._generation = generation
+        self._named = NamedRequests()
+        self._readiness = readiness
         self._metrics = metrics
         self._write_timeout_s = write_timeout_s
 
     async def Generate(  # type: ignore[override]  # it writes to the context itself
         self,
         request: inference_pb2.GenerateRequest,
-        context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",  # noqa: E501
+        context: _Context,
     ) -> None:
         req_id_context.set(new_req_id())
         status = "ERROR"
@@ -55,7 +65,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
         try:
             with self._metrics.in_flight.track_inprogress():
-                usage = await self._generation.run(self._text_request(request), emit)
+                work = self._generation.run(self._text_request(request), emit)
+                usage = await self._named.run(request.request_id, work)
                 last.usage.prompt_tokens = usage.prompt_tokens
                 last.usage.completion_tokens = usage.completion_tokens
                 last.usage.cached_tokens = usage.cached_tokens
@@ -63,6 +74,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             status = "OK"
         finally:
             self._metrics.requests.labels(_ROUTE, status).inc()
+
+    async def Abort(
+        self, request: inference_pb2.AbortGenerationRequest, context: _Context
+    ) -> inference_pb2.AbortGenerationResponse:
+        found = await self._named.abort(request.request_id)
+        return inference_pb2.AbortGenerationResponse(found=found)
+
+    async def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: _Context
+    ) -> inference_pb2.GetModelInfoResponse:
+        model = self._generation.model
+        return inference_pb2.GetModelInfoResponse(
+            model=model.name,
+            max_request_tokens=self._generation.max_request_tokens,
+            vocab_size=model.tokenizer.vocab_size,
+            has_chat_template=model.template is not None,
+            ready=self._readiness.is_ready,
+        )
 
     def _text_request(self, request: inference_pb2.GenerateRequest) -> TextRequest:
         prompt: Prompt = request.prompt

@@ -56,26 +56,35 @@ class Router:
         self._admission = Admission(config.max_concurrent_requests)
         generation = Generation(model, self._discovery, self._dispatcher, self._admission, metrics)
         self._renewed = Renewed.load(config)
-        keys, tls = self._renewed.keys, self._renewed.tls
-        pace = StreamPace(config.stream_idle_timeout_s, config.keep_alive_s)
-        http_limits = HttpLimits(config.max_body_bytes, pace)
-        door = Door(keys, config.max_open_requests)
         self._parser = BodyParser()
-        routes = Routes(
-            OpenAiRoutes(generation, self._parser, http_limits),
-            TokenRoutes(generation, self._parser, config.max_body_bytes),
-        )
-        app = create_app(routes, self._readiness, metrics, door)
-        self._http = HttpServer(
-            app, config.http_host, config.http_port, config.shutdown_timeout_s, tls
-        )
-        servicer = InferenceServicer(generation, metrics, config.stream_idle_timeout_s)
-        grpc_limits = GrpcLimits(config.max_body_bytes, keys, tls)
-        self._grpc = GrpcServer(servicer, config.http_host, config.grpc_port, grpc_limits)
+        self._http = self._http_door(config, generation, metrics)
+        self._grpc = self._grpc_door(config, generation, metrics)
         self._metrics_server = start_metrics_server(
             config.metrics_port, config.http_host, metrics.registry
         )
         self._health = HealthReporter(self._grpc.server, [SERVICE_NAME])
+
+    def _http_door(
+        self, config: RouterConfig, generation: Generation, metrics: RouterMetrics
+    ) -> HttpServer:
+        pace = StreamPace(config.stream_idle_timeout_s, config.keep_alive_s)
+        limits = HttpLimits(config.max_body_bytes, pace)
+        routes = Routes(
+            OpenAiRoutes(generation, self._parser, limits),
+            TokenRoutes(generation, self._parser, config.max_body_bytes),
+        )
+        door = Door(self._renewed.keys, config.max_open_requests)
+        app = create_app(routes, self._readiness, metrics, door)
+        timeout_s, tls = config.shutdown_timeout_s, self._renewed.tls
+        return HttpServer(app, config.http_host, config.http_port, timeout_s, tls)
+
+    def _grpc_door(
+        self, config: RouterConfig, generation: Generation, metrics: RouterMetrics
+    ) -> GrpcServer:
+        write_timeout_s = config.stream_idle_timeout_s
+        servicer = InferenceServicer(generation, self._readiness, metrics, write_timeout_s)
+        limits = GrpcLimits(config.max_body_bytes, self._renewed.keys, self._renewed.tls)
+        return GrpcServer(servicer, config.http_host, config.grpc_port, limits)
 
     @property
     def http_port(self) -> int:

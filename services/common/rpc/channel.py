@@ -14,14 +14,21 @@ PROBE_DEADLINE_S = 2.0
 CONTROL_DEADLINE_S = 5.0
 
 
-def open_channel(address: str, dead_after_s: float = DEAD_AFTER_S) -> grpc.aio.Channel:
+def open_channel(
+    address: str,
+    dead_after_s: float = DEAD_AFTER_S,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> grpc.aio.Channel:
     """A channel to `host:port` that connects lazily; the caller closes it.
 
     `dead_after_s`: calls end with UNAVAILABLE when the peer's process answers no pings for so long.
+    `credentials`: for TLS.
     """
     interceptors = [_TraceUnaryUnary(), _TraceUnaryStream()]
     options = client_options(dead_after_s)
-    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
 
 
 def _with_trace(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:

@@ -49,12 +49,20 @@ class Account:
                     retry_after_s=wait_s,
                 )
         self._num_requests += 1
+        try:
+            with self.named():
+                yield
+        finally:
+            self._num_requests -= 1
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Around what costs nothing: no limits."""
         token = account_context.set(self)
         try:
             yield
         finally:
             account_context.reset(token)
-            self._num_requests -= 1
 
     def charge(self, num_tokens: int) -> None:
         if self._bucket is not None:

@@ -35,7 +35,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):
         # Reflection streams both ways and runs nothing that would be limited.
         if handler is None or handler.request_streaming:
             return handler
-        return _limited(handler, account)
+        return _within(handler, account)
 
 
 def _text(value: str | bytes | None) -> str | None:
@@ -49,17 +49,21 @@ def _raising(error: InfiniteLLMError) -> Callable[[Any, Any], Awaitable[Any]]:
     return refuse
 
 
-def _limited(handler: Any, account: Account) -> Any:
-    """For methods that are coroutines, as all of ours are; streams write to the context."""
-    behaviour = handler.unary_unary or handler.unary_stream
+def _within(handler: Any, account: Account) -> Any:
+    """For methods that are coroutines, as all of ours are; streams write to the context.
 
-    async def within(request: Any, context: Any) -> Any:
+    Streams generate, and have limits; a client at its limit may still abort.
+    """
+
+    async def unary(request: Any, context: Any) -> Any:
+        with account.named():
+            return await handler.unary_unary(request, context)
+
+    async def stream(request: Any, context: Any) -> Any:
         with account.enter():
-            return await behaviour(request, context)
+            return await handler.unary_stream(request, context)
 
-    kind = (
-        grpc.unary_unary_rpc_method_handler
-        if handler.unary_unary
-        else grpc.unary_stream_rpc_method_handler
-    )
-    return kind(within, handler.request_deserializer, handler.response_serializer)
+    codec = handler.request_deserializer, handler.response_serializer
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(unary, *codec)
+    return grpc.unary_stream_rpc_method_handler(stream, *codec)
