@@ -42,7 +42,7 @@ async def main(stop: asyncio.Event) -> None:
         return
     worker = build(config, prepared, stop, health)
     generation = WorkerServicer(
-        worker.engine, worker.streams, worker.limits, worker.rmanager, worker.drain
+        worker.engine, worker.streams, worker.checks, worker.rmanager, worker.drain
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(generation, server)
     worker_pb2_grpc.add_RManagerServicer_to_server(RManagerServicer(worker.rmanager), server)

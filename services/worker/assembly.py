@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 from protos.infinite_llm.v1 import types_pb2
 from services.common.addresses import split_addresses
 from services.common.errors import ConfigError
+from services.common.grammars import GrammarCompiler
 from services.common.health import HealthReporter
 from services.common.ids import InstId, new_incarnation
 from services.worker.config import Config
@@ -32,11 +33,13 @@ from services.worker.drain import Drain
 from services.worker.engine.attention import ChannelPool
 from services.worker.engine.engine import Engine
 from services.worker.engine.memory_elsewhere import MemoryElsewhere
+from services.worker.grammar_loader import GrammarLoader
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.metrics import WorkerCollector
-from services.worker.models.llama import LlamaFamilyModel
+from services.worker.models.config import ModelConfig
 from services.worker.profiling import LinkParts, measure_compute
+from services.worker.request_checks import Limits, RequestChecks
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.creditor_side import CreditorSide
 from services.worker.rmanager.link_survey import LinkSurvey
@@ -48,7 +51,6 @@ from services.worker.rmanager.reserver import Reserver
 from services.worker.rmanager.retriever import Retriever
 from services.worker.rmanager.rmanager import RManager, RManagerParts
 from services.worker.rmanager.transfer_parts import TransferParts
-from services.worker.server import Limits
 from services.worker.streams import Streams
 
 
@@ -58,6 +60,8 @@ class Prepared:
 
     core: Core
     perf: types_pb2.PerfConstants
+    folder: Path
+    """Of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Worker:
     creditor: CreditorServer
     rmanager: RManager
     drain: Drain
-    limits: Limits
+    checks: RequestChecks
     info: types_pb2.InstanceInfo
     link: LinkParts
 
@@ -77,7 +81,7 @@ class Worker:
 def prepare(config: Config, folder: Path) -> Prepared:
     """Blocks for seconds: off the event loop."""
     core = build_core(config, folder)
-    return Prepared(core, measure_compute(core.model, core.kernels, core.storage))
+    return Prepared(core, measure_compute(core.model, core.kernels, core.storage), folder)
 
 
 def build(
@@ -114,9 +118,9 @@ def build(
     streams.start_moves, streams.release = rmanager.start_moves, releaser.release
     streams.recall = creditor.recaller.recall
     REGISTRY.register(WorkerCollector(engine, core.pool, lender, mover, retriever))
-    limits = _limits(config, core.model)
+    checks = _checks(config, prepared, rmanager)
     drain = Drain(rmanager, streams, stop, config.drain_timeout_s, health.be_ready)
-    return Worker(engine, streams, plane.creditor, rmanager, drain, limits, info, plane.link)
+    return Worker(engine, streams, plane.creditor, rmanager, drain, checks, info, plane.link)
 
 
 def _memory_elsewhere(
@@ -212,11 +216,19 @@ def _model_name(config: Config) -> str:
     return config.model_name or Path(config.model).name
 
 
-def _limits(config: Config, model: LlamaFamilyModel) -> Limits:
+def _checks(config: Config, prepared: Prepared, rmanager: RManager) -> RequestChecks:
+    model = prepared.core.model.config
+    eos_token_ids = frozenset(model.eos_token_ids)
+    load = partial(GrammarCompiler.load, prepared.folder, model.vocab_size, model.eos_token_ids)
+    grammars = GrammarLoader(load, eos_token_ids)
+    return RequestChecks(_limits(config, model), lambda: rmanager.borrowable_blocks, grammars)
+
+
+def _limits(config: Config, model: ModelConfig) -> Limits:
     return Limits(
-        vocab_size=model.config.vocab_size,
-        max_model_len=model.config.max_model_len,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        eos_token_ids=frozenset(model.config.eos_token_ids),
+        eos_token_ids=frozenset(model.eos_token_ids),
     )

@@ -2,23 +2,21 @@
 
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from typing import Any, TypeAlias
 
 import grpc
 
-from protos.infinite_llm.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from services.common.errors import ContextLengthExceeded, InvalidRequest, Unavailable
-from services.common.ids import ReqId, new_req_id
-from services.common.sampling import SamplingParams
+from protos.infinite_llm.v1 import worker_pb2, worker_pb2_grpc
+from services.common.errors import InvalidRequest, Unavailable
+from services.common.ids import ReqId
 from services.common.telemetry import req_id_context
 from services.worker.drain import Drain
 from services.worker.engine.engine import Engine
 from services.worker.engine.sampling.state import TokenLogprobs
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import FinishReason, Request, SequenceOutput
-from services.worker.rmanager.ranks import check_arrival
+from services.worker.request_checks import RequestChecks
 from services.worker.rmanager.rmanager import RManager
 from services.worker.streams import Streams
 
@@ -31,29 +29,18 @@ _FINISH = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may ask of this instance and the peers that it knows."""
-
-    vocab_size: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    eos_token_ids: frozenset[int]
-
-
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def __init__(
         self,
         engine: Engine,
         streams: Streams,
-        limits: Limits,
+        checks: RequestChecks,
         rmanager: RManager,
         drain: Drain,
     ) -> None:
         self._engine = engine
         self._streams = streams
-        self._limits = limits
+        self._checks = checks
         self._rmanager = rmanager
         self._drain = drain
 
@@ -62,7 +49,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncGenerator[worker_pb2.GenerateTokensResponse, None]:
         if self._rmanager.is_draining:
             raise Unavailable("the instance is draining")
-        checked = self._check(request)
+        checked = await self._checks.check(request)
         req_id_context.set(checked.req_id)
         with self._streams.open(checked.req_id) as outputs:
             is_finished = False
@@ -123,64 +110,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _abort(self, req_id: ReqId) -> None:
         self._engine.call(lambda s: s.abort(req_id, time.monotonic()))
 
-    def _check(self, request: worker_pb2.GenerateTokensRequest) -> Request:
-        limits, prompt = self._limits, tuple(request.prompt_token_ids)
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        self._check_token_ids(prompt, "prompt")
-        if request.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", "max_tokens")
-        capacity = min(limits.max_model_len, self._capacity_tokens())
-        if len(prompt) + request.max_tokens > capacity:
-            raise ContextLengthExceeded(
-                f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
-                f"{capacity} tokens that one request may use",
-                "max_tokens" if len(prompt) < capacity else "prompt",
-            )
-        sampling = _sampling(request.sampling)
-        self._check_token_ids(sampling.logit_bias, "logit_bias")
-        self._check_token_ids(request.stop_token_ids, "stop_token_ids")
-        if sampling.min_tokens > request.max_tokens:
-            raise InvalidRequest("min_tokens must be at most max_tokens", "min_tokens")
-        ends = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            ends |= limits.eos_token_ids
-        return Request(
-            ReqId(request.req_id) if request.req_id else new_req_id(),
-            prompt,
-            request.max_tokens,
-            sampling,
-            ends,
-            request.priority,
-            check_arrival(request.arrived_at_s) or time.time(),
-            request.cache_salt,
-            self._output_so_far(request, ends),
-        )
-
-    def _output_so_far(
-        self, request: worker_pb2.GenerateTokensRequest, ends: frozenset[int]
-    ) -> tuple[int, ...]:
-        """Refuses what cannot be the beginning of this request's output."""
-        param, output = "output_token_ids", tuple(request.output_token_ids)
-        self._check_token_ids(output, param)
-        if len(output) >= request.max_tokens:
-            raise InvalidRequest("output_token_ids must be fewer than max_tokens", param)
-        if not ends.isdisjoint(output):
-            raise InvalidRequest("output_token_ids must not hold a token that ends", param)
-        if output and request.sampling.temperature and not request.sampling.HasField("seed"):
-            raise InvalidRequest("output_token_ids must come with the seed they had", "seed")
-        return output
-
-    def _check_token_ids(self, token_ids: Iterable[int], param: str) -> None:
-        if max(token_ids, default=0) >= self._limits.vocab_size:
-            raise InvalidRequest(f"token ids must be below {self._limits.vocab_size}", param)
-
-    def _capacity_tokens(self) -> int:
-        """KV that the whole cluster could give one request."""
-        return (
-            self._limits.num_blocks + self._rmanager.borrowable_blocks
-        ) * self._limits.block_size
-
 
 class RManagerServicer(worker_pb2_grpc.RManagerServicer):
     def __init__(self, rmanager: RManager) -> None:
@@ -210,25 +139,6 @@ class RManagerServicer(worker_pb2_grpc.RManagerServicer):
         self, request: worker_pb2.RecallKvCacheRequest, context: Context
     ) -> worker_pb2.RecallKvCacheResponse:
         return await self._rmanager.recall_kvcache(request)
-
-
-def _sampling(params: types_pb2.SamplingParams) -> SamplingParams:
-    # Unset travels as 0, which no caller can mean for top_p (an empty distribution) and
-    # repetition_penalty (a division by it).
-    return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p or 1.0,
-        top_k=params.top_k,
-        seed=params.seed if params.HasField("seed") else new_req_id(),
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty or 1.0,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        min_tokens=params.min_tokens,
-        logprobs=params.logprobs if params.HasField("logprobs") else None,
-        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
-    )
 
 
 def _response(output: SequenceOutput) -> worker_pb2.GenerateTokensResponse:

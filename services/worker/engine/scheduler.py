@@ -109,6 +109,9 @@ class Scheduler:
         return outputs
 
     def _append(self, sequence: Sequence, token_id: int, now_s: float) -> SequenceOutput:
+        if sequence.failure is not None:
+            self._roster.remove(sequence, now_s)
+            return SequenceOutput(sequence.req_id, error=sequence.failure)
         sequence.token_ids.append(token_id)
         reason = sequence.finish_reason_after(token_id)
         if reason is not None:

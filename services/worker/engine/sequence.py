@@ -7,6 +7,7 @@ from typing import NamedTuple
 from services.common.errors import InfiniteLLMError
 from services.common.ids import ReqId
 from services.common.sampling import GREEDY, SamplingParams
+from services.worker.engine.sampling.grammar import Grammar
 from services.worker.engine.sampling.state import SamplingState, TokenLogprobs
 from services.worker.kvcache.block_hash import BlockHash, extend_hashes, root_hash
 from services.worker.kvcache.block_table import BlockTable
@@ -37,6 +38,8 @@ class Request:
     """Only requests with the same salt share cached prefixes."""
     output_token_ids: tuple[int, ...] = ()
     """What another instance generated before it was lost; `max_tokens` counts it."""
+    grammar: Grammar | None = None
+    """What the output must match; of this request alone."""
 
     @property
     def rank(self) -> Rank:
@@ -93,6 +96,12 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - len(self.request.prompt_token_ids)
+
+    @property
+    def failure(self) -> InfiniteLLMError | None:
+        """Why no token is right any more, and the sequence ends without one."""
+        grammar = self.request.grammar
+        return None if grammar is None else grammar.error
 
     @property
     def num_uncomputed(self) -> int:

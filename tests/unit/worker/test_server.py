@@ -65,6 +65,8 @@ async def error_of(instance: Instance, **fields: object) -> InfiniteLLMError:
         ({"stop_token_ids": [5, 1000]}, InvalidRequest, "stop_token_ids"),
         ({"max_tokens": 31}, ContextLengthExceeded, "max_tokens"),
         ({"prompt_token_ids": [5] * 32}, ContextLengthExceeded, "prompt"),
+        ({"grammar": "start: nowhere"}, InvalidRequest, "grammar"),
+        ({"grammar": 'start: "a"', "ignore_eos": True}, InvalidRequest, "ignore_eos"),
         ({"output_token_ids": [1000]}, InvalidRequest, "output_token_ids"),
         ({"output_token_ids": [5, 6, 7]}, InvalidRequest, "output_token_ids"),
         ({"output_token_ids": [5, 2]}, InvalidRequest, "output_token_ids"),

@@ -70,6 +70,9 @@ def _forbid_ends(flat: Floats, vocab_size: int, sequences: Seq[Sequence]) -> Non
 
 
 def _must_go_on(sequence: Sequence) -> bool:
+    grammar = sequence.request.grammar
+    if grammar is not None and grammar.has_ended:
+        return False
     return sequence.num_output_tokens < sequence.request.sampling.min_tokens
 
 

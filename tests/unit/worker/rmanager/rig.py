@@ -34,10 +34,12 @@ from services.worker.engine.memory_elsewhere import MemoryElsewhere
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Request, Schedule
 from services.worker.engine.sequence_blocks import SequenceBlocks
+from services.worker.grammar_loader import GrammarLoader
 from services.worker.kvcache.block_pool import BlockPool
 from services.worker.kvcache.lender import Lender
 from services.worker.kvcache.lending import LendingLedger
 from services.worker.kvcache.storage import KvShape, KvStorage
+from services.worker.request_checks import Limits, RequestChecks
 from services.worker.rmanager.clients import Clients
 from services.worker.rmanager.creditor_side import CreditorSide
 from services.worker.rmanager.link_survey import LinkSurvey
@@ -49,8 +51,9 @@ from services.worker.rmanager.reserver import Reserver
 from services.worker.rmanager.retriever import Retriever
 from services.worker.rmanager.rmanager import RManager, RManagerParts
 from services.worker.rmanager.transfer_parts import TransferParts
-from services.worker.server import Limits, RManagerServicer, WorkerServicer
+from services.worker.server import RManagerServicer, WorkerServicer
 from services.worker.streams import Streams
+from tests.unit.grammars import compiler
 
 BLOCK = 4
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, block_size=BLOCK, head_dim=8, dtype=torch.float32)
@@ -159,8 +162,10 @@ class Instance:
         self.stop = asyncio.Event()
         self.readiness: list[bool] = []
         drain = Drain(self.rmanager, self.streams, self.stop, 5.0, self.be_ready)
-        self.limits = Limits(1000, 4096, BLOCK, num_blocks, frozenset({2}))
-        self.worker = WorkerServicer(self.engine, self.streams, self.limits, self.rmanager, drain)
+        limits = Limits(1000, 4096, BLOCK, num_blocks, frozenset({2}))
+        grammars = GrammarLoader(compiler, limits.eos_token_ids)
+        checks = RequestChecks(limits, lambda: self.rmanager.borrowable_blocks, grammars)
+        self.worker = WorkerServicer(self.engine, self.streams, checks, self.rmanager, drain)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.worker, self.server)
         servicer = RManagerServicer(self.rmanager)
         worker_pb2_grpc.add_RManagerServicer_to_server(servicer, self.server)
