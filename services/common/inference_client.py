@@ -45,6 +45,10 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     cache_salt: str
     request_id: str
+    json_object: bool
+    json_schema: str
+    regex: str
+    lark: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,9 @@ class Generation:
         """Runs every choice to its end. Calls of `emit` never overlap."""
         if request.model != self.model.name:
             raise ModelNotFound(f"model {request.model!r} is not served here", param="model")
+        if request.tools is not None:
+            grammar = request.tools.grammar(self.model.call_syntax)
+            request = replace(request, grammar=grammar)
         with self._admission.enter(len(request.prompts) * request.n):
             jobs = await self._jobs(request, time.time())
             num_prompt_tokens = sum(len(job.prompt_token_ids) for job in jobs)
@@ -77,6 +80,8 @@ class Generation:
             raise Unavailable("no instance is ready")
         self.model.check_token_ids(request.sampling.logit_bias, "logit_bias")
         self.model.check_token_ids(request.stop_token_ids, "stop_token_ids")
+        if request.grammar is not None:
+            await self.model.grammars.check(request.grammar)
         capacity = max_request_tokens(instances)
         jobs = []
         for prompt in request.prompts:
@@ -116,7 +121,7 @@ class Generation:
                 tasks = [group.create_task(run_one(index)) for index in indices]
         except BaseExceptionGroup as failures:
             # The first one cancelled the others; the client gets one error.
-            raise failures.exceptions[0] from None
+            raise _in_words_of(request, failures.exceptions[0]) from None
         return sum(task.result() for task in tasks)
 
     async def _run_one(self, choice: Choice, job: TokenJob, share: PromptShare) -> int:
@@ -148,6 +153,7 @@ def _job(request: TextRequest, token_ids: Sequence[int], max_tokens: int) -> Tok
         ignore_eos=request.ignore_eos,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        grammar="" if request.grammar is None else request.grammar.text,
     )
 
 
@@ -177,6 +183,13 @@ def _max_tokens(request: TextRequest, num_prompt_tokens: int, capacity: int) -> 
             param="max_tokens" if room > 0 else request.prompt_param,
         )
     return max_tokens
+
+
+def _in_words_of(request: TextRequest, error: BaseException) -> BaseException:
+    """A worker does not know which field of the client's became the grammar."""
+    if request.grammar is None or not isinstance(error, InvalidRequest) or error.param != "grammar":
+        return error
+    return InvalidRequest(error.message, param=request.grammar.param)
 
 
 class _Timer:

@@ -16,6 +16,7 @@ from services.router.access.grpc_guard import GrpcGuard
 from services.router.access.key_file import KeyFile
 from services.router.choice import TextEvent
 from services.router.generation import Generation
+from services.router.grammars.output_grammar import OutputGrammar
 from services.router.metrics import RouterMetrics
 from services.router.named_requests import NamedRequests
 from services.router.readiness import Readiness
@@ -109,6 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ignore_eos=request.ignore_eos,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            grammar=_grammar(request),
         )
 
 
@@ -125,6 +127,19 @@ def _sampling(request: inference_pb2.GenerateRequest) -> SamplingParams:
         logit_bias=dict(request.logit_bias),
         min_tokens=request.min_tokens,
     )
+
+
+def _grammar(request: inference_pb2.GenerateRequest) -> OutputGrammar | None:
+    match request.WhichOneof("format"):
+        case "json_object" if request.json_object:
+            return OutputGrammar.of_schema({"type": "object"}, "json_object")
+        case "json_schema":
+            return OutputGrammar.of_schema_text(request.json_schema, "json_schema")
+        case "regex":
+            return OutputGrammar.of_regex(request.regex, "regex")
+        case "lark":
+            return OutputGrammar.of_lark(request.lark, "lark")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ Built by the HTTP schemas and the gRPC front door; run by generation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
+from services.router.grammars.output_grammar import OutputGrammar
+from services.router.tools.use import ToolUse
 
 MAX_PROMPTS = 64
 MAX_CHOICES = 128
@@ -26,7 +28,8 @@ COMPLETION_MAX_TOKENS = 16
 class ChatPrompt:
     """Messages with `role` and `content`, still without the model's template."""
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 Prompt: TypeAlias = str | tuple[int, ...] | ChatPrompt
@@ -53,6 +56,10 @@ class TextRequest:
     """Smaller goes first."""
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes."""
+    grammar: OutputGrammar | None = None
+    """What every choice must match."""
+    tools: ToolUse | None = None
+    """What every choice may call."""
 
     def __post_init__(self) -> None:
         _check(0 < len(self.prompts) <= MAX_PROMPTS, "prompt", f"1 to {MAX_PROMPTS} prompts")
@@ -79,6 +86,9 @@ class TextRequest:
         _check(num_ids <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         _check(all(self.stop), "stop", "strings that are not empty")
+        has_format = self.grammar is not None or self.tools is not None
+        is_endless = self.ignore_eos and has_format
+        _check(not is_endless, "ignore_eos", "false where the output has a format: it ends by that")
 
     @property
     def prompt_param(self) -> str:

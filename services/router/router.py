@@ -120,6 +120,7 @@ class Router:
             renewing.cancel()
         await self._dispatcher.close()
         await self._gmanagers.close()
+        await self._model.grammars.close()
         self._model.tokenizer.close()
         self._parser.close()
         self._metrics_server.close()

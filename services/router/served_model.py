@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.errors import ContextLengthExceeded, InvalidRequest
+from services.router.grammars.checks import GrammarChecks
 from services.router.request import ChatPrompt, Prompt
 from services.router.text.chat_template import ChatTemplate
 from services.router.text.tokenizer import Tokenizer, TooManyTokens
+from services.router.tools.syntax import JSON_LIST, CallSyntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class ServedModel:
     """Unix seconds of the model's files, as /v1/models shows it."""
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    grammars: GrammarChecks
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "ServedModel":
@@ -25,7 +28,13 @@ class ServedModel:
             created=int(folder.stat().st_mtime),
             tokenizer=Tokenizer.load(folder),
             template=ChatTemplate.load(folder),
+            grammars=GrammarChecks(folder),
         )
+
+    @property
+    def call_syntax(self) -> CallSyntax:
+        """How it writes that functions are to be called."""
+        return JSON_LIST if self.template is None else self.template.call_syntax
 
     async def tokens_of(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
         """Returns the prompt's tokens. Refuses what cannot have as few as `max_tokens`, early."""
@@ -78,7 +87,9 @@ class ServedModel:
         template = self.template
         if template is None:
             raise InvalidRequest(f"model {self.name} has no chat template", param="messages")
-        return await self.tokenizer.in_encode_thread(lambda: template.render(prompt.messages))
+        return await self.tokenizer.in_encode_thread(
+            lambda: template.render(prompt.messages, prompt.tools)
+        )
 
 
 def _too_long(num_tokens: str, max_tokens: int, param: str) -> ContextLengthExceeded:

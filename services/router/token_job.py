@@ -37,6 +37,8 @@ class TokenJob:
     """By the wall clock, and the same wherever it goes on: older ones come first there."""
     output_token_ids: Sequence[int] = ()
     """What an instance that was lost has generated."""
+    grammar: str = ""
+    """What the output must match, from its first token on."""
 
     @property
     def num_tokens(self) -> int:
@@ -104,6 +106,7 @@ def to_wire(req_id: ReqId, job: TokenJob) -> worker_pb2.GenerateTokensRequest:
         cache_salt=job.cache_salt,
         output_token_ids=job.output_token_ids,
         arrived_at_s=job.arrived_at_s,
+        grammar=job.grammar,
     )
 
 

@@ -89,36 +89,38 @@ class CompletionAnswer(_Head):
 
 class ChatAnswer(_Head):
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> dict[str, Any]:
-        bodies = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": chat_logprobs(choice.logprobs) if self.has_logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
+        bodies = []
+        for index, choice in enumerate(choices):
+            message, reason = self.message(choice)
+            logprobs = chat_logprobs(choice.logprobs) if self.has_logprobs else None
+            body = {"index": index, "message": message, "logprobs": logprobs}
+            bodies.append(body | {"finish_reason": reason})
         body = self.body("chatcmpl", "chat.completion", bodies)
         return body | {"usage": _usage(usage)} | _extra(choices[0])
+
+    def message(self, choice: FinishedChoice) -> tuple[dict[str, Any], str]:
+        """And why it ended."""
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return message, choice.finish_reason
 
     def chunks(self, event: TextEvent, is_first: bool) -> list[dict[str, Any]]:
         chunks = []
         if is_first:
-            chunks.append(self._chunk(event.index, {"role": "assistant", "content": ""}))
+            chunks.append(self.chunk_of(event.index, {"role": "assistant", "content": ""}))
         if event.text or event.logprobs:
             delta = {"content": event.text}
-            chunks.append(self._chunk(event.index, delta, tokens=event.logprobs))
+            chunks.append(self.chunk_of(event.index, delta, tokens=event.logprobs))
         if event.finish_reason is not None:
-            chunks.append(self._chunk(event.index, {}, event.finish_reason))
+            chunks.append(self.chunk_of(event.index, {}, event.finish_reason))
         return chunks
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self.body("chatcmpl", "chat.completion.chunk", []), "usage": _usage(usage)}
 
-    def _chunk(
+    def chunk_of(
         self,
         index: int,
-        delta: dict[str, str],
+        delta: dict[str, Any],
         reason: str | None = None,
         tokens: Sequence[ShownToken] = (),
     ) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from services.router.access.http_guard import HttpGuard
 from services.router.access.key_file import KeyFile
 from services.router.http import errors
+from services.router.http.chat import ChatBody
 from services.router.http.open_requests import OpenRequests
 from services.router.http.request_body import RequestBody
 from services.router.http.routes import OpenAiRoutes
-from services.router.http.schemas import ChatBody, CompletionBody
+from services.router.http.schemas import CompletionBody
 from services.router.http.telemetry import RequestTelemetry
 from services.router.http.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 from services.router.metrics import RouterMetrics

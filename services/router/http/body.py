@@ -22,6 +22,7 @@ _UNIONS = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of such lists",
     "stop": "must be a string or a list of strings",
     "content": "must be a string or a list of text parts",
+    "tool_choice": 'must be "none", "auto", "required" or a function',
 }
 
 
@@ -78,8 +79,8 @@ def _invalid(error: ValidationError) -> InvalidRequest:
 
 
 def _is_name(part: int | str) -> bool:
-    # Branches of unions appear in the path as types: `str`, `list[int]`.
-    return isinstance(part, str) and "[" not in part and part != "str"
+    # Branches of unions appear in the path as types: `str`, `list[int]`, `NamedTool`.
+    return isinstance(part, str) and "[" not in part and part != "str" and part.islower()
 
 
 def _path(names: list[int | str]) -> str:

@@ -14,10 +14,12 @@ from services.router.choice import TextEvent
 from services.router.generation import Generation
 from services.router.http.answers import Answer, ChatAnswer, CompletionAnswer, FinishedChoice
 from services.router.http.body import read_bytes
+from services.router.http.chat import ChatBody
 from services.router.http.disconnect import run_until_disconnect
 from services.router.http.event_stream import EventSink, EventStream, StreamPace
 from services.router.http.parsing import BodyParser
-from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
+from services.router.http.schemas import CompletionBody, OpenAiBody
+from services.router.http.tool_answers import ToolAnswer
 from services.router.request import TextRequest
 
 Body = TypeVar("Body", bound=OpenAiBody)
@@ -42,7 +44,11 @@ class OpenAiRoutes:
 
     async def chat_completions(self, request: Request) -> Response:
         body, wanted = await self._read(request, ChatBody)
-        answer = ChatAnswer(*self._head(body))
+        head, tools = self._head(body), wanted.tools
+        if tools is None:
+            return await self._answer(request, wanted, body, ChatAnswer(*head))
+        syntax = self._generation.model.call_syntax
+        answer = ToolAnswer(*head, lambda: tools.parser(syntax))
         return await self._answer(request, wanted, body, answer)
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Body, TextRequest]:

@@ -4,41 +4,26 @@ Types are checked here (strictly: no "0.5" for a number), ranges by TextRequest,
 front door shares. A field that would change the output is supported or refused, never dropped.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast
+from pydantic import ConfigDict
 
 from services.common.errors import InvalidRequest
-from services.common.sampling import MAX_LOGPROBS, SamplingParams
+from services.common.sampling import SamplingParams
+from services.router.http.formats import ResponseFormat
 from services.router.http.request_body import RequestBody
+from services.router.http.strict import Items, Strict
 from services.router.request import (
-    CHAT_MAX_TOKENS,
     COMPLETION_MAX_TOKENS,
-    ChatPrompt,
     Prompt,
     TextRequest,
 )
 
-T = TypeVar("T")
-
-
-class _FailFast(FailFast):
-    """Python 3.11 wants parts of unions hashable."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
-#: One error is enough: millions of wrong items would cost far more than the body itself.
-Items: TypeAlias = Annotated[list[T], _FailFast()]
-
-MAX_MESSAGES = 16_384
-
 #: Fields that never change what is generated.
 _IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-    | {"prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "prediction"}
+    | {"prompt_cache_retention", "prompt_cache_options", "prediction"}
 )
 
 #: Fields that are not supported, with the values that mean what we do anyway (as null always does).
@@ -51,18 +36,13 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool | None = None
@@ -94,6 +74,7 @@ class OpenAiBody(RequestBody):
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -106,7 +87,7 @@ class OpenAiBody(RequestBody):
 
     def check_fields(self) -> None:
         """Raises InvalidRequest naming a field that is unknown or asks for what is not there."""
-        _check_extra(self.model_extra or {}, "")
+        check_extra(self.model_extra or {}, "")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest(
                 "stream_options is only allowed with stream: true", param="stream_options"
@@ -128,6 +109,7 @@ class OpenAiBody(RequestBody):
             "ignore_eos": bool(self.ignore_eos),
             "priority": self.priority or 0,
             "cache_salt": self.cache_salt or "",
+            "grammar": self.response_format.grammar() if self.response_format else None,
         }
 
     def _sampling(self) -> SamplingParams:
@@ -199,75 +181,8 @@ class CompletionBody(OpenAiBody):
         )
 
 
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Items[TextPart]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        content = self.content
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        # Templates of open models know the older of the two words.
-        role = "system" if self.role == "developer" else self.role
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": content, **named}
-
-
-def chat_prompt(messages: Sequence[Message]) -> ChatPrompt:
-    """Raises InvalidRequest naming a field of a message that is not known."""
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        raise InvalidRequest(f"messages must be 1 to {MAX_MESSAGES}", param="messages")
-    for index, message in enumerate(messages):
-        _check_extra(message.model_extra or {}, f"messages[{index}].")
-    return ChatPrompt(tuple(message.for_template() for message in messages))
-
-
-class ChatBody(OpenAiBody):
-    messages: Items[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def check_fields(self) -> None:
-        super().check_fields()
-        _check_top_logprobs(self.top_logprobs, bool(self.logprobs))
-
-    def without_prompt(self) -> Self:
-        return self.model_copy(update={"messages": []})
-
-    def to_request(self) -> TextRequest:
-        max_tokens = self.max_completion_tokens
-        return TextRequest(
-            prompts=(chat_prompt(self.messages),),
-            max_tokens=self.max_tokens if max_tokens is None else max_tokens,
-            default_max_tokens=CHAT_MAX_TOKENS,
-            **self.common(),
-        )
-
-
-def _check_top_logprobs(top_logprobs: int | None, has_logprobs: bool) -> None:
-    """Under its own name: the parameters further in know it as logprobs."""
-    if top_logprobs is None:
-        return
-    if not 0 <= top_logprobs <= MAX_LOGPROBS:
-        raise InvalidRequest(
-            f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs"
-        )
-    if top_logprobs and not has_logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-
-
-def _check_extra(extra: Mapping[str, Any], prefix: str) -> None:
+def check_extra(extra: Mapping[str, Any], prefix: str) -> None:
+    """Raises InvalidRequest for a field that would change the answer and is not understood."""
     for name, value in extra.items():
         if value is None or name in _IGNORED:
             continue

@@ -11,9 +11,10 @@ from pydantic import ConfigDict
 from services.common.errors import InvalidRequest, ModelNotFound
 from services.router.generation import Generation
 from services.router.http.body import read_bytes
+from services.router.http.chat import Message, chat_prompt
 from services.router.http.parsing import BodyParser
 from services.router.http.request_body import RequestBody
-from services.router.http.schemas import Items, Message, chat_prompt
+from services.router.http.strict import Items
 from services.router.request import ChatPrompt
 
 #: In one answer; prompts may be longer.

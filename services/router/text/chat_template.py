@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.common.errors import ConfigError, InvalidRequest
+from services.router.tools.prompt import tell
+from services.router.tools.syntax import JSON_LIST, syntax_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -32,6 +35,9 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._knows_tools = "tools" in find_undeclared_variables(environment.parse(source))
+        self.call_syntax = syntax_of(source) if self._knows_tools else JSON_LIST
+        """How the model writes that functions are to be called."""
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
@@ -43,11 +49,19 @@ class ChatTemplate:
             return None
         return cls(source, {name: _token_text(config.get(name)) for name in _SPECIAL_TOKENS})
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Returns the prompt up to where the assistant's answer begins."""
+        if self._knows_tools:
+            told, known = [dict(message) for message in messages], [dict(tool) for tool in tools]
+        else:
+            told, known = tell(messages, tools), []
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=told,
+                # Templates ask whether there are any, not how many.
+                tools=known or None,
                 add_generation_prompt=True,
                 **self._special_tokens,
             )

@@ -4,9 +4,13 @@ What a worker answers is its script; what it was asked is kept for the tests to 
 """
 
 import asyncio
+import atexit
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from protos.infinite_llm.v1 import (
@@ -18,6 +22,7 @@ from protos.infinite_llm.v1 import (
 )
 from services.common.rpc import new_server
 from services.router.config import RouterConfig
+from services.router.grammars.checks import GrammarChecks
 from services.router.router import Router
 from services.router.served_model import ServedModel
 from services.router.text.chat_template import ChatTemplate
@@ -154,17 +159,29 @@ class Cluster:
         return f"127.0.0.1:{self.router.grpc_port}"
 
 
-def served_model() -> ServedModel:
+@cache
+def tiny_folder() -> Path:
+    """What the checks of grammars read; there until the tests end."""
+    folder = TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    TOKENIZER.save(f"{folder.name}/tokenizer.json")
+    return Path(folder.name)
+
+
+def served_model(template: str = TEMPLATE, compile_deadline_s: float = 10.0) -> ServedModel:
     return ServedModel(
         name=MODEL,
         created=1_700_000_000,
         tokenizer=Tokenizer(byte_level_bpe()),
-        template=ChatTemplate(TEMPLATE, {}),
+        template=ChatTemplate(template, {}),
+        grammars=GrammarChecks(tiny_folder(), compile_deadline_s=compile_deadline_s),
     )
 
 
 @asynccontextmanager
-async def running(workers: Sequence[FakeWorker], **settings: Any) -> AsyncIterator[Cluster]:
+async def running(
+    workers: Sequence[FakeWorker], model: ServedModel | None = None, /, **settings: Any
+) -> AsyncIterator[Cluster]:
     """A router over loopback with these workers behind it, stopped cleanly at the end."""
     async with AsyncExitStack() as stack:
         servers = {}
@@ -188,7 +205,7 @@ async def running(workers: Sequence[FakeWorker], **settings: Any) -> AsyncIterat
             model=MODEL,
             **{"shutdown_timeout_s": 1.0, **settings},
         )
-        router = Router(config, served_model())
+        router = Router(config, model or served_model())
         stop = asyncio.Event()
 
         async def stop_worker(worker: FakeWorker) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from services.common.errors import InvalidRequest
 from services.router.http.body import parse_body
-from services.router.http.schemas import ChatBody, CompletionBody, OpenAiBody
+from services.router.http.chat import ChatBody
+from services.router.http.schemas import CompletionBody, OpenAiBody
 from tests.unit.router.cluster import MODEL, FakeWorker, running, say
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -38,6 +39,17 @@ def completion(name: str, change: dict[str, Any], param: str) -> Bad:
 def message(content: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content, **fields}]}
 
+
+def tool(parameters: dict[str, Any] | None = None, name: str = "f") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def required(*tools: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": list(tools), "tool_choice": "required"}
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+OBJECT = {"type": "json_object"}
 
 TABLE = [
     Bad("not JSON", "completions", b"{", 400, "invalid_request"),
@@ -117,9 +129,23 @@ TABLE = [
         "messages[1].content",
     ),
     chat("image", message([{"type": "image_url", "text": "x"}]), "messages[0].content[0].type"),
-    chat("tool calls", message("x", tool_calls=[{"id": "1"}]), "messages[0].tool_calls"),
-    chat("tools", {"tools": [{"type": "function"}]}, "tools"),
-    chat("JSON mode", {"response_format": {"type": "json_object"}}, "response_format"),
+    chat("user calls", message("x", tool_calls=[CALL]), "messages[0].tool_calls"),
+    chat("half a call", message("x", tool_calls=[{"id": "1"}]), "messages[0].tool_calls[0].type"),
+    chat("answer to none", message("x", tool_call_id="1"), "messages[0].tool_call_id"),
+    chat("no content", message(None), "messages[0].content"),
+    chat("half a tool", {"tools": [{"type": "function"}]}, "tools[0].function"),
+    chat("name", {"tools": [tool(name="a b")]}, "tools[0].function.name"),
+    chat("name twice", {"tools": [tool(), tool()]}, "tools[1].function.name"),
+    chat("no object", {"tools": [tool({"type": "string"})]}, "tools[0].function.parameters"),
+    chat("bad schema", required(tool({"not": {}})), "tools"),
+    chat("auto", {"tools": [tool()]}, "tools"),
+    chat("choice alone", {"tool_choice": "required"}, "tool_choice"),
+    chat("choice", {"tools": [tool()], "tool_choice": "any"}, "tool_choice"),
+    chat("choice kind", {"tool_choice": {"type": "function"}}, "tool_choice.function"),
+    chat("format", required(tool()) | {"response_format": OBJECT}, "response_format"),
+    chat("too many", required(*(tool(name=f"f{i}") for i in range(129))), "tools"),
+    chat("ignore_eos", required(tool()) | {"ignore_eos": True}, "ignore_eos"),
+    chat("format", {"response_format": {"type": "yaml"}}, "response_format.type"),
     chat("logprobs number", {"logprobs": 1}, "logprobs"),
     chat("top_logprobs alone", {"top_logprobs": 1}, "top_logprobs"),
     chat("top_logprobs many", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -144,7 +170,8 @@ async def test_table() -> None:
         for bad in TABLE:
             raw = bad.body if isinstance(bad.body, bytes) else json.dumps(bad.body)
             answer = await http.post(f"/v1/{bad.path}", content=raw)
-            error = answer.json()["error"]
+            error = answer.json().get("error")
+            assert error, bad.name
             assert (answer.status_code, error["code"], error["param"]) == (
                 bad.status,
                 bad.code,

@@ -10,8 +10,9 @@ from typing import Any, Self
 import pytest
 
 from services.common.errors import InternalError, InvalidRequest
+from services.router.http.chat import MAX_MESSAGES, ChatBody
 from services.router.http.parsing import BodyParser
-from services.router.http.schemas import MAX_MESSAGES, ChatBody, CompletionBody
+from services.router.http.schemas import CompletionBody
 from services.router.request import ChatPrompt
 from services.router.text.tokenizer import Tokenizer
 from tests.unit.router.cluster import MODEL

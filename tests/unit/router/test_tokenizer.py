@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ async def test_long_texts_are_refused_without_encoding() -> None:
 
 async def test_no_template_means_no_chat() -> None:
     model = served_model()
-    without = ServedModel(model.name, model.created, model.tokenizer, template=None)
+    without = replace(model, template=None)
     with pytest.raises(InvalidRequest, match="no chat template"):
         await without.tokens_of(ChatPrompt(({"role": "user", "content": "x"},)), 100)
     model.tokenizer.close()
