@@ -23,6 +23,8 @@ Doubles = NDArray[np.float64]
 
 #: The likeliest tokens, among which the cut of top_k and top_p nearly always lies.
 NUM_CANDIDATES = 512
+#: Of the weights that tell whether most tokens of a row may come.
+SAMPLE_STRIDE = 64
 
 #: Below it there is but one token anyway, and the division overflows.
 LEAST_TEMPERATURE = 1e-30
@@ -117,9 +119,16 @@ def _drop_ties(is_kept: NDArray[np.bool_], weights: Floats, num_kept: int) -> No
 
 def _largest(weights: Floats, count: int) -> Floats:
     """Of each row, in descending order."""
-    if count < weights.shape[-1]:
+    if count < weights.shape[-1] and _are_mostly_possible(weights):
         weights = np.partition(weights, -count, axis=-1)[:, -count:]
-    return np.sort(weights, axis=-1)[:, ::-1]
+    return np.sort(weights, axis=-1)[:, -count:][:, ::-1]
+
+
+def _are_mostly_possible(weights: Floats) -> bool:
+    """Of each row: among many zeros, as a grammar leaves them, to partition takes ten times as long
+    as to sort. A sample is enough to tell."""
+    sample = weights[:, ::SAMPLE_STRIDE]
+    return bool(np.count_nonzero(sample, axis=-1).min() > 0.6 * sample.shape[-1])
 
 
 def _column(values: Seq[float]) -> Doubles:

@@ -131,3 +131,20 @@ def test_another_seed_gives_other_tokens() -> None:
     logits = torch.zeros(20, 1000)
     tokens = next_tokens(logits, [sequence_of(temperature=1.0, seed=seed) for seed in range(20)])
     assert len(set(tokens)) > 15
+
+
+@pytest.mark.parametrize("num_possible", [1, 40, 3000, 9990, 10_000])
+def test_what_is_impossible_is_never_drawn_and_takes_nothing_from_the_others(
+    num_possible: int,
+) -> None:
+    """Where there are more tokens than candidates, and few or many of them may come."""
+    random = np.random.default_rng(4)
+    possible = np.sort(random.permutation(10_000)[:num_possible])
+    dense = random.normal(size=(1, num_possible)).astype(np.float32)
+    sparse = np.full((1, 10_000), -np.inf, dtype=np.float32)
+    sparse[0, possible] = dense[0]
+    for cut in ({"top_p": 0.9}, {"top_k": 7}, {"top_k": 700, "top_p": 0.99}):
+        params = [SamplingParams(1.5, **cut)]
+        wanted = np.zeros(10_000, dtype=np.float32)
+        wanted[possible] = weights_of(dense, params)[0]
+        assert weights_of(sparse, params)[0].tolist() == wanted.tolist()
