@@ -80,8 +80,7 @@ class Generation:
             raise Unavailable("no instance is ready")
         self.model.check_token_ids(request.sampling.logit_bias, "logit_bias")
         self.model.check_token_ids(request.stop_token_ids, "stop_token_ids")
-        if request.grammar is not None:
-            await self.model.grammars.check(request.grammar)
+        await self._check_grammar(request)
         capacity = max_request_tokens(instances)
         jobs = []
         for prompt in request.prompts:
@@ -93,6 +92,17 @@ class Generation:
             job = _job(request, token_ids, max_tokens)
             jobs.append(replace(job, arrived_at_s=arrived_at_s))
         return jobs
+
+    async def _check_grammar(self, request: TextRequest) -> None:
+        if request.grammar is None:
+            return
+        try:
+            await self.model.grammars.check(request.grammar)
+        except InvalidRequest:
+            # Of several functions, name the one at fault.
+            for part in request.tools.grammars_of_arguments() if request.tools else ():
+                await self.model.grammars.check(part)
+            raise
 
     async def _run_all(
         self,

@@ -82,7 +82,14 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, is_parallel: bool
         return None
     if choice == "none":
         return None
-    functions = [Function.of(t.function.name, t.function.schema_of_arguments()) for t in tools]
+    functions = [
+        Function.of(
+            tool.function.name,
+            tool.function.schema_of_arguments(),
+            f"tools[{index}].function.parameters",
+        )
+        for index, tool in enumerate(tools)
+    ]
     if sum(len(function.schema) for function in functions) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(f"tools must be at most {MAX_GRAMMAR_CHARS} characters", param="tools")
     max_calls = MAX_CALLS if is_parallel else 1

@@ -19,10 +19,12 @@ class Function:
     name: str
     schema: str
     """Of its arguments, an object, as JSON with the grammar's options."""
+    param: str
+    """The client's field that the schema came from."""
 
     @classmethod
-    def of(cls, name: str, parameters: Mapping[str, Any]) -> "Function":
-        return cls(name, json.dumps(guided(parameters)))
+    def of(cls, name: str, parameters: Mapping[str, Any], param: str) -> "Function":
+        return cls(name, json.dumps(guided(parameters)), param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,13 @@ class ToolUse:
             lines.append(f"head[lazy]: TEXT {_text(syntax.trigger)}\nTEXT: /(.|\\n)*/")
             lines.append(f"text: TEXT\nstart: text | head {rest}")
         return OutputGrammar.of_lark("\n".join(lines), "tools")
+
+    def grammars_of_arguments(self) -> list[OutputGrammar]:
+        """One by one, to tell which is at fault."""
+        return [
+            OutputGrammar.of_lark(f"start: %json {function.schema}", function.param)
+            for function in self.functions
+        ]
 
     def parser(self, syntax: CallSyntax) -> CallParser:
         """For one choice."""

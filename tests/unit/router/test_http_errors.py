@@ -137,7 +137,7 @@ TABLE = [
     chat("name", {"tools": [tool(name="a b")]}, "tools[0].function.name"),
     chat("name twice", {"tools": [tool(), tool()]}, "tools[1].function.name"),
     chat("no object", {"tools": [tool({"type": "string"})]}, "tools[0].function.parameters"),
-    chat("bad schema", required(tool({"not": {}})), "tools"),
+    chat("bad schema", required(tool(), tool({"not": {}}, "g")), "tools[1].function.parameters"),
     chat("auto", {"tools": [tool()]}, "tools"),
     chat("choice alone", {"tool_choice": "required"}, "tool_choice"),
     chat("choice", {"tools": [tool()], "tool_choice": "any"}, "tool_choice"),

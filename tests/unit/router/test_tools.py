@@ -46,7 +46,7 @@ TAGGING = (
 )
 ONE = '{"name": "weather", "arguments": {"city":"a}]\\"b"}}'
 TWO = '{"name": "time", "arguments": {}}'
-FUNCTIONS = (Function.of("weather", CITY), Function.of("time", {"type": "object"}))
+FUNCTIONS = (Function.of("weather", CITY, "a"), Function.of("time", {"type": "object"}, "b"))
 
 
 async def ask(cluster: Cluster, **fields: Any) -> Any:
