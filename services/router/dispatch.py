@@ -64,7 +64,8 @@ class Dispatcher:
 
         Where its instance is lost or full, another one goes on with what came so far.
         """
-        await self._turns.wait(job)
+        with self._metrics.queue_time.time():
+            await self._turns.wait(job)
         recovery = Recovery(job, self._resume_s, time.monotonic())
         with Interruptions(self._metrics) as interruptions:
             while not recovery.is_complete:

@@ -32,6 +32,9 @@ class RouterMetrics:
         self.streams_failed = self._counter(
             "streams_failed", "Begun streams that ended with an error, since nobody could go on"
         )
+        self.queue_time = self._histogram(
+            "queue_time", "Wait for room in the cluster's memory", _LATENCY_S
+        )
         self.time_to_first_token = self._histogram(
             "time_to_first_token", "From admission to the first token", _LATENCY_S
         )

@@ -34,6 +34,11 @@ class WorkerCollector(Collector):
         for use, count in uses.items():
             blocks.add_metric([use], count)
         yield blocks
+        yield GaugeMetricFamily(
+            "infinite_llm_worker_kv_cache_usage",
+            "Share of the KV blocks that are neither free nor cached",
+            value=(own + lent) / self._pool.num_blocks,
+        )
         gauges = {
             "kv_blocks_borrowed": (snapshot.borrowed_blocks, "Blocks that others hold for us"),
             "requests_running": (snapshot.num_running, "Requests in the batch"),

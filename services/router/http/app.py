@@ -13,13 +13,15 @@ from services.router.access.key_file import KeyFile
 from services.router.http import errors
 from services.router.http.chat import ChatBody
 from services.router.http.open_requests import OpenRequests
-from services.router.http.request_body import RequestBody
+from services.router.http.openapi import request_of, responses_of
 from services.router.http.routes import OpenAiRoutes
 from services.router.http.schemas import CompletionBody
 from services.router.http.telemetry import RequestTelemetry
 from services.router.http.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 from services.router.metrics import RouterMetrics
 from services.router.readiness import Readiness
+
+_JSON, _EVENTS = "application/json", "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +66,34 @@ def create_app(routes: Routes, readiness: Readiness, metrics: RouterMetrics, doo
     _add_get(app, "/ready", health)
     _add_get(app, "/live", live)
     _add_get(app, "/version", version)
-    _add_get(app, "/metrics", exposition)
+    _add_get(app, "/metrics", exposition, "text/plain")
     _add_get(app, "/v1/models", routes.openai.models)
     _add_get(app, "/v1/models/{name:path}", routes.openai.model)
-    _add_post(app, "/v1/completions", routes.openai.completions, CompletionBody)
-    _add_post(app, "/v1/chat/completions", routes.openai.chat_completions, ChatBody)
-    _add_post(app, "/tokenize", routes.tokens.tokenize, TokenizeBody)
-    _add_post(app, "/detokenize", routes.tokens.detokenize, DetokenizeBody)
+    name = routes.openai.model_name
+    completion, chat = request_of(CompletionBody, name), request_of(ChatBody, name)
+    _add_post(app, "/v1/completions", routes.openai.completions, completion, _EVENTS)
+    _add_post(app, "/v1/chat/completions", routes.openai.chat_completions, chat, _EVENTS)
+    _add_post(app, "/tokenize", routes.tokens.tokenize, request_of(TokenizeBody, name))
+    _add_post(app, "/detokenize", routes.tokens.detokenize, request_of(DetokenizeBody, name))
     return app
 
 
-def _add_get(app: FastAPI, path: str, endpoint: Any) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"])
+def _add_get(app: FastAPI, path: str, endpoint: Any, media_type: str = _JSON) -> None:
+    answers = responses_of(media_type)
+    app.add_api_route(path, endpoint, methods=["GET"], responses=answers, response_class=Response)
     # Load balancers probe with HEAD; the server leaves the body out.
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
-def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[RequestBody]) -> None:
+def _add_post(
+    app: FastAPI, path: str, endpoint: Any, body: dict[str, Any], *media_types: str
+) -> None:
     # The route reads its body itself (size, threads, error shape); this only documents it.
-    schema = {"content": {"application/json": {"schema": body.model_json_schema()}}}
-    extra = {"requestBody": {**schema, "required": True}}
-    app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=extra)
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        openapi_extra=body,
+        responses=responses_of(_JSON, *media_types),
+        response_class=Response,
+    )

@@ -37,6 +37,10 @@ class OpenAiRoutes:
         self._parser = parser
         self._limits = limits
 
+    @property
+    def model_name(self) -> str:
+        return self._generation.model.name
+
     async def completions(self, request: Request) -> Response:
         body, wanted = await self._read(request, CompletionBody)
         answer = CompletionAnswer(*self._head(body))

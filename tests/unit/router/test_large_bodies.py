@@ -51,6 +51,20 @@ async def test_only_large_bodies_go_to_another_process(parser: BodyParser) -> No
     assert (chat.messages, request.prompts) == ([], (ChatPrompt(tuple(messages)),))
 
 
+async def test_whatever_a_request_holds_comes_back(parser: BodyParser) -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    fields = {
+        "messages": [{"role": "user", "content": "x" * 1000}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+    }
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    for more in ({}, {"tools": None, "tool_choice": None, "response_format": shape}):
+        body = raw(**(fields | more))
+        there, here = await parser.parse(ChatBody, body), await BodyParser().parse(ChatBody, body)
+        assert there == here
+
+
 async def test_errors_come_back_with_their_field(parser: BodyParser) -> None:
     faults: list[tuple[dict[str, Any], str]] = [
         ({"prompt": ["x" * 1000, 1]}, "prompt"),
