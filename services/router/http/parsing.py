@@ -5,10 +5,12 @@ Used by the OpenAI routes.
 """
 
 import asyncio
+import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, TypeVar
 
 from services.common.errors import InternalError, Overloaded
@@ -36,7 +38,7 @@ class BodyParser:
             return await asyncio.to_thread(_parse, kind, raw)
         if self._process is None:
             # Not a fork: threads of this process may hold locks.
-            self._process = ProcessPoolExecutor(1, get_context("spawn"), _leave_signals)
+            self._process = ProcessPoolExecutor(1, get_context("spawn"), _begin)
         process, loop = self._process, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -53,9 +55,18 @@ class BodyParser:
             self._process.shutdown(wait=False, cancel_futures=True)
 
 
-def _leave_signals() -> None:
-    """Those of a terminal are for the router, which ends this process itself."""
+def _begin() -> None:
+    """In the new process, which ends with the router, however that ends."""
+    # Signals of a terminal are for the router.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
 
 
 def _parse(kind: type[Body], raw: bytes) -> tuple[Body, Any]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from services.common.addresses import free_ports
@@ -42,7 +43,8 @@ def start(folder: Path, **settings: object) -> "subprocess.Popen[str]":
     )
 
 
-def test_sigterm_ends_it_cleanly(model_folder: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_and_whatever_it_has_started(model_folder: Path, signum: int) -> None:
     http_port, grpc_port, nobody = free_ports(3)
     process = start(
         model_folder,
@@ -61,10 +63,18 @@ def test_sigterm_ends_it_cleanly(model_folder: Path) -> None:
                 time.sleep(0.05)
         assert http.get("/health").status_code == 503
         assert http.get("/v1/models").json()["data"][0]["id"] == "tiny"
-        process.send_signal(signal.SIGTERM)
+        # Read by a process of its own.
+        answer = http.post("/tokenize", json={"prompt": "x" * 500_000}, timeout=DEADLINE_S)
+        assert answer.json()["count"] == 500_000
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(signum)
         _, log = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0
-    assert {json.loads(line)["service"] for line in log.splitlines()} == {"router"}
+    assert process.returncode == (0 if signum == signal.SIGTERM else -signum)
+    _, left = psutil.wait_procs(children, timeout=DEADLINE_S)
+    assert not left
+    if signum == signal.SIGTERM:
+        assert {json.loads(line)["service"] for line in log.splitlines()} == {"router"}
 
 
 def test_a_port_in_use_is_one_line(model_folder: Path) -> None:
