@@ -54,6 +54,10 @@ class Seen:
     """Instance ids that others have."""
     now_s: float
 
+    def load_of(self, pod: Pod) -> Load:
+        """None at all where nobody knows of any."""
+        return (self.loads or {}).get(pod.address, Load())
+
 
 class Why(StrEnum):
     SCALE_DOWN = "fewer replicas are wanted"
@@ -105,7 +109,7 @@ class Plan:
 
 
 def make_plan(wanted: Wanted, seen: Seen) -> Plan:
-    live = [pod for pod in seen.pods if not pod.is_terminating and not pod.is_finished]
+    live = [pod for pod in seen.pods if pod.is_live]
     ended = [pod for pod in seen.pods if not pod.is_terminating and pod.is_finished]
     keep, surplus = _choose(live, wanted, seen)
     num_missing = wanted.replicas - len(keep)
@@ -132,7 +136,7 @@ def _choose(live: Sequence[Pod], wanted: Wanted, seen: Seen) -> tuple[list[Pod],
     """Who stays, and who leaves because there are too many."""
 
     def worth(pod: Pod) -> tuple[bool, bool, bool, bool, int, float, int]:
-        load = (seen.loads or {}).get(pod.address, Load())
+        load = seen.load_of(pod)
         is_in_use = is_up(pod, seen.loads)
         return (
             is_in_use,
@@ -170,8 +174,7 @@ def _must_stay(pod: Pod, leaving: Collection[Pod], seen: Seen) -> bool:
     """Whether a drain is to be called back, be it one whose mark was lost."""
     if pod in leaving:
         return False
-    load = (seen.loads or {}).get(pod.address, Load())
-    return pod.is_draining or (pod.is_running and load.is_draining)
+    return pod.is_draining or (pod.is_running and seen.load_of(pod).is_draining)
 
 
 def _usher_out(pod: Pod, why: Why, wanted: Wanted, seen: Seen) -> Action | None:

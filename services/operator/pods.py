@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from services.operator.resource import GROUP, Object
+from services.operator.resource import GROUP, Object, condition_of
 
 INSTANCE_ID = f"{GROUP}/instance-id"
 TEMPLATE_HASH = f"{GROUP}/template-hash"
@@ -52,6 +52,11 @@ class Pod:
     drain_deadline_s: float | None = None
     """Set: the pod is on its way out."""
     trouble: Trouble | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """It neither ends nor has ended."""
+        return not self.is_terminating and not self.is_finished
 
     @property
     def is_draining(self) -> bool:
@@ -121,12 +126,7 @@ def _container_status(status: Object) -> Object:
 
 
 def _is_ready(status: Object) -> bool:
-    return _condition(status, "Ready").get("status") == "True"
-
-
-def _condition(status: Object, kind: str) -> Object:
-    conditions: list[Object] = status.get("conditions", [])
-    return next((c for c in conditions if c.get("type") == kind), {})
+    return condition_of(status, "Ready").get("status") == "True"
 
 
 def _count(text: str) -> int:
@@ -160,7 +160,7 @@ def _trouble(status: Object, container: Object) -> Trouble | None:
     reason = waiting.get("reason", "")
     if reason not in ("", "ContainerCreating", "PodInitializing"):
         return Trouble(reason, waiting.get("message", ""))
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return Trouble(scheduled.get("reason", "Unscheduled"), scheduled.get("message", ""))
     if status.get("phase") == "Failed":

@@ -27,7 +27,7 @@ from services.operator.plan import (
 )
 from services.operator.pod_template import worker_pod
 from services.operator.pods import DRAINING, Pod, Trouble
-from services.operator.resource import Key, Object, Resource, parse
+from services.operator.resource import Key, Object, Resource, condition_of, parse
 from services.operator.status import Condition, Counts, make_status, merge_conditions
 from services.operator.template_hash import template_hash
 from services.operator.workers import Workers
@@ -101,10 +101,9 @@ class Reconciler:
         made = {action.inst_id for action in plan.actions if isinstance(action, Create)}
         self._held[resource.key] = made | {pod.inst_id for pod in mine}
         trouble = await self._carry_out(resource, plan.actions)
-        await self._tell(resource, mine, wanted.template_hash, trouble, status)
-        self._metrics.observe(
-            resource.key, resource.replicas, Counts.of(mine, wanted.template_hash)
-        )
+        counts = Counts.of(mine, wanted.template_hash)
+        await self._tell(resource, mine, counts, trouble, status)
+        self._metrics.observe(resource.key, resource.replicas, counts)
         return Looked(has_failed=trouble is not None, again_in_s=plan.look_again_in_s)
 
     # -- what there is ----------------------------------------------------------------------------
@@ -206,18 +205,18 @@ class Reconciler:
         self,
         resource: Resource,
         mine: Sequence[Pod],
-        current_hash: str,
+        counts: Counts,
         trouble: Trouble | None,
         before: Object,
     ) -> None:
         now_s = self._clock()
-        status = make_status(resource, mine, current_hash, trouble, before, now_s)
+        status = make_status(resource, mine, counts, trouble, before, now_s)
         if status == before or not self._may_act():
             return
         if not await _unless_gone(self._api.patch(paths.status(resource.key), {"status": status})):
             return
-        degraded = _condition(status, "Degraded")
-        was = _condition(before, "Degraded")
+        degraded = condition_of(status, "Degraded")
+        was = condition_of(before, "Degraded")
         is_news = degraded["reason"] != was.get("reason")
         if degraded["status"] == "True" and is_news:
             news = events.News(degraded["reason"], degraded["message"], is_warning=True)
@@ -231,10 +230,6 @@ class Reconciler:
         status = {"observedGeneration": generation, "conditions": conditions}
         if conditions != before.get("conditions"):
             await _unless_gone(self._api.patch(paths.status(key), {"status": status}))
-
-
-def _condition(status: Object, kind: str) -> Object:
-    return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
 
 
 async def _unless_gone(call: Awaitable[object]) -> bool:

@@ -57,6 +57,12 @@ def key_of(resource: Object) -> Key:
     return Key(resource["metadata"]["namespace"], resource["metadata"]["name"])
 
 
+def condition_of(status: Object, kind: str) -> Object:
+    """Of a resource's or a pod's status; empty where it has none of that kind."""
+    conditions: list[Object] = status.get("conditions", [])
+    return next((c for c in conditions if c.get("type") == kind), {})
+
+
 def format_selector(selector: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in selector.items())
 

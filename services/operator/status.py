@@ -10,7 +10,7 @@ from services.operator.resource import Object, Resource, format_selector
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of the pods that neither end nor have ended."""
+    """Of the live pods."""
 
     live: int
     ready: int
@@ -20,7 +20,7 @@ class Counts:
 
     @classmethod
     def of(cls, pods: Sequence[Pod], template_hash: str) -> "Counts":
-        live = [pod for pod in pods if not pod.is_terminating and not pod.is_finished]
+        live = [pod for pod in pods if pod.is_live]
         ready = [pod for pod in live if pod.is_ready and not pod.is_draining]
         updated = [pod for pod in live if pod.template_hash == template_hash]
         return cls(
@@ -42,13 +42,12 @@ class Condition(NamedTuple):
 def make_status(
     resource: Resource,
     pods: Sequence[Pod],
-    template_hash: str,
+    counts: Counts,
     trouble: Trouble | None,
     before: Object,
     now_s: float,
 ) -> Object:
     """`trouble`: what the operator itself met with. `before`: the status so far."""
-    counts = Counts.of(pods, template_hash)
     found = [
         _available(resource, counts),
         _progressing(resource, counts),

@@ -9,7 +9,7 @@ from services.operator import resource as resources
 from services.operator.pod_template import worker_pod
 from services.operator.pods import DRAINING, Pod, Trouble, format_time, owner_of, parse
 from services.operator.resource import Object
-from services.operator.status import make_status
+from services.operator.status import Counts, make_status
 from tests.unit.operator.builders import NOW_S, pod, pod_status, resource, resource_object
 
 
@@ -106,8 +106,9 @@ def conditions_of(status: Object) -> dict[str, tuple[str, str]]:
 
 def status_of(pods: list[Pod], replicas: int, before: Object | None = None, **more: Any) -> Object:
     now_s = more.get("now_s", NOW_S)
+    counts = Counts.of(pods, "new")
     return make_status(
-        resource(replicas=replicas), pods, "new", more.get("trouble"), before or {}, now_s
+        resource(replicas=replicas), pods, counts, more.get("trouble"), before or {}, now_s
     )
 
 
