@@ -23,7 +23,7 @@ class StopStrings:
         if found:
             self._held = ""
             return text[: min(found)[1]], True
-        num_held = self._num_held(text)
+        num_held = num_overlapping(text, self._stop)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], False
 
@@ -32,10 +32,12 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _num_held(self, text: str) -> int:
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for num_chars in range(min(longest, len(text)), 0, -1):
-            tail = text[len(text) - num_chars :]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return num_chars
-        return 0
+
+def num_overlapping(text: str, awaited: Sequence[str]) -> int:
+    """Of the last characters of `text`, those that may be the beginning of one of `awaited`."""
+    longest = max((len(string) - 1 for string in awaited), default=0)
+    for num_chars in range(min(longest, len(text)), 0, -1):
+        tail = text[len(text) - num_chars :]
+        if any(string.startswith(tail) for string in awaited):
+            return num_chars
+    return 0

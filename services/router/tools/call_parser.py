@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from services.router.text.stop_strings import num_overlapping
 from services.router.tools.syntax import CallSyntax
 
 _HEAD_BEGIN = '{"name": "'
@@ -86,7 +87,7 @@ class CallParser:
         if found:
             self._buffer, self._take = rest, self._take_head
         else:
-            num_held = num_overlapping(text, opening)
+            num_held = num_overlapping(text, (opening,))
             text, self._buffer = text[: len(text) - num_held], text[len(text) - num_held :]
         return [text] if text else []
 
@@ -118,9 +119,3 @@ class CallParser:
     def _go_on_after(self, literal: str, take: Callable[[], list[Delta]]) -> None:
         if self._buffer.startswith(literal):
             self._buffer, self._take = self._buffer[len(literal) :], take
-
-
-def num_overlapping(text: str, literal: str) -> int:
-    """Of the last characters of `text`, those that may be the beginning of `literal`."""
-    longest = min(len(text), len(literal) - 1)
-    return next((n for n in range(longest, 0, -1) if literal.startswith(text[-n:])), 0)
