@@ -1,11 +1,11 @@
 #include "decoder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "amx.h"
 #include "buffer.h"
+#include "clock.h"
 #include "product.h"
 
 namespace illm {
@@ -73,10 +73,6 @@ void rotate(const float* heads, int num_heads, int dim, const float* cos, const 
       out[d + half] = (b * cos[d] + a * sin[d]) * scale;
     }
   }
-}
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 thread_local Buffer inputs, products, roped;

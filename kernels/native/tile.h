@@ -87,6 +87,10 @@ struct Chunk {
   int num_slots() const { return end - begin; }
 };
 
+inline void scale_row(float* acc, int padded_dim, float scale) {
+  for (int d = 0; d < padded_dim; d += kLanes) store(acc + d, load(acc + d) * scale);
+}
+
 // Turns a row's scores into weights exp(s - max) and adds them to its sum; a new maximum scales
 // down what the row has gathered so far. At least one slot is visible.
 inline void soften_row(const Tile& tile, int row, int padded_dim, float* scores, int visible,
@@ -104,8 +108,7 @@ inline void soften_row(const Tile& tile, int row, int padded_dim, float* scores,
   }
   if (next > before) {
     const float scale = std::exp(before - base);
-    float* acc = tile.acc + row * padded_dim;
-    for (int d = 0; d < padded_dim; d += kLanes) store(acc + d, load(acc + d) * scale);
+    scale_row(tile.acc + row * padded_dim, padded_dim, scale);
     tile.sum[row] *= scale;
     tile.max[row] = next;
   }

@@ -100,11 +100,8 @@ void soften_tiles(const Tile& tile, int row, int n, int dim, float* scores, int 
   Vec sum = load(tile.sum + row);
   if (const uint32_t raised = any_above(next, before)) {
     const Vec scale = exp_nonpositive(before - base);
-    for (int i = 0; i < n; ++i) {
-      float* acc = tile.acc + (row + i) * dim;
-      if (raised >> i & 1)
-        for (int d = 0; d < dim; d += kLanes) store(acc + d, load(acc + d) * scale[i]);
-    }
+    for (int i = 0; i < n; ++i)
+      if (raised >> i & 1) scale_row(tile.acc + (row + i) * dim, dim, scale[i]);
     sum *= scale;
     store(tile.max + row, next);
   }

@@ -1,7 +1,6 @@
 #include "wire.h"
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include <poll.h>
@@ -9,12 +8,10 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include "clock.h"
+
 namespace illm {
 namespace {
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 bool fail(Wire& wire, int status) {
   wire.status = status;
